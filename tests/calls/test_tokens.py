@@ -93,6 +93,16 @@ def log_in(transport: LoginService, **options: Any) -> AsyncClient:
     return make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), **options)
 
 
+@pytest.fixture
+def transport() -> LoginService:
+    return LoginService()
+
+
+@pytest.fixture
+def client(transport: LoginService) -> AsyncClient:
+    return log_in(transport)
+
+
 async def look_up(client: AsyncClient) -> None:
     await client.transactions.get("tx-1")
 
@@ -140,8 +150,7 @@ async def test_clients_that_share_a_login_share_its_token() -> None:
     assert transport.logins == 1
 
 
-async def test_a_login_says_who_we_are_and_carries_no_token() -> None:
-    transport = LoginService()
+async def test_a_login_says_who_we_are_and_carries_no_token(transport: LoginService) -> None:
     await look_up(log_in(transport))
     login = transport.sent[0]
     assert (login.method, login.path) == ("POST", LOGIN)
@@ -222,10 +231,10 @@ async def test_a_token_is_renewed_ahead_of_its_end(lifetime: int, serves: float)
     assert transport.calls[-1].token == "login-2"
 
 
-async def test_during_a_renewal_ahead_of_time_the_old_token_goes_on() -> None:
+async def test_during_a_renewal_ahead_of_time_the_old_token_goes_on(
+    transport: LoginService, client: AsyncClient
+) -> None:
     """Only the one call that renews waits for the renewal."""
-    transport = LoginService()
-    client = log_in(transport)
     await look_up(client)
     await anyio.sleep(3600 - 30)
     transport.delay = 5
@@ -240,11 +249,9 @@ async def test_during_a_renewal_ahead_of_time_the_old_token_goes_on() -> None:
 
 @pytest.mark.parametrize("fault", [Response(503), httpx.ReadError("x"), refusal("invalid_credentials", 401)])
 async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
-    fault: Step, caplog: pytest.LogCaptureFixture
+    transport: LoginService, client: AsyncClient, fault: Step, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A login that fails ahead of time is a warning, not a failed payment; it is tried again after a while."""
-    transport = LoginService()
-    client = log_in(transport)
     await look_up(client)
     await anyio.sleep(3600 - 30)
     transport.faults.append(fault)
@@ -258,10 +265,8 @@ async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
     assert transport.calls[-1].token == "login-3"
 
 
-async def test_refused_credentials_end_the_token_at_its_end() -> None:
+async def test_refused_credentials_end_the_token_at_its_end(transport: LoginService, client: AsyncClient) -> None:
     """If every renewal is refused, the old token serves to its last second, and then calls fail at once."""
-    transport = LoginService()
-    client = log_in(transport)
     await look_up(client)
     await anyio.sleep(3600 - 59)
     transport.faults = [refusal("invalid_credentials", 401)] * 100
@@ -297,10 +302,10 @@ async def test_a_revoked_token_costs_one_login_for_all_calls() -> None:
     assert transport.logins == 2
 
 
-async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() -> None:
+async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away(
+    transport: LoginService, client: AsyncClient
+) -> None:
     """A slow 401 for yesterday's token makes its call go again with today's, without a login."""
-    transport = LoginService()
-    client = log_in(transport)
     await look_up(client)
     answer = anyio.Event()
     normal = transport._answer
@@ -323,9 +328,8 @@ async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() 
 
 
 @pytest.mark.slow
-async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most() -> None:
+async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most(transport: LoginService) -> None:
     """A call with all its tokens refused ends in InvalidToken; soon there are no more logins for a while."""
-    transport = LoginService()
     transport.accepts_nothing = True
     client = log_in(transport)
     with pytest.raises(InvalidToken):
@@ -340,10 +344,10 @@ async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most() 
 
 
 @pytest.mark.parametrize("lost", [1, 10])
-async def test_a_create_whose_renewal_fails_once_goes_through(lost: int) -> None:
+async def test_a_create_whose_renewal_fails_once_goes_through(
+    transport: LoginService, client: AsyncClient, lost: int
+) -> None:
     """A payment that meets an expired token and then a lost login is made all the same, and once, or was not sent."""
-    transport = LoginService()
-    client = log_in(transport)
     await look_up(client)
     transport.revoked.add("login-1")
     transport.faults.extend([Response(503)] * lost)
@@ -380,10 +384,8 @@ async def test_refused_credentials_are_not_hammered() -> None:
     assert transport.logins == len(logins)
 
 
-async def test_an_old_refusal_does_not_lengthen_a_new_pause() -> None:
+async def test_an_old_refusal_does_not_lengthen_a_new_pause(transport: LoginService, client: AsyncClient) -> None:
     """A client that is refused once a day waits ten seconds each day."""
-    transport = LoginService()
-    client = log_in(transport)
     for _ in range(3):
         transport.faults.append(refusal("invalid_credentials", 401))
         transport.revoked |= {f"login-{number}" for number in range(100)}
@@ -571,8 +573,7 @@ async def test_credentials_that_are_none_are_refused(email: Any, password: Any) 
         LoginAuth(email, password)
 
 
-async def test_a_password_may_come_as_a_secret() -> None:
-    transport = LoginService()
+async def test_a_password_may_come_as_a_secret(transport: LoginService) -> None:
     await look_up(make_client(transport, auth=LoginAuth(EMAIL, Secret(PASSWORD))))
     assert PASSWORD.encode() in transport.sent[0].body
 
@@ -638,9 +639,10 @@ async def test_clients_with_one_login_object_share_what_was_learned_of_its_token
 
 
 @pytest.mark.parametrize("call", [look_up, pay])
-async def test_tokens_that_are_never_accepted_are_few_however_rare_the_calls_are(call: Any) -> None:
+async def test_tokens_that_are_never_accepted_are_few_however_rare_the_calls_are(
+    transport: LoginService, call: Any
+) -> None:
     """A call every two minutes by a fresh copy of a client is not a login, or two, every two minutes."""
-    transport = LoginService()
     transport.accepts_nothing = True
     client = log_in(transport)
     for _ in range(60):

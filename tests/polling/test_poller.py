@@ -1,7 +1,7 @@
 """The poller against the sandbox, in virtual time on both loops: its promises to its users."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -37,6 +37,23 @@ EXPIRES = "+255780000408"
 HIDDEN = "+255780000304"
 
 
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox()
+
+
+@pytest.fixture
+async def client(sandbox: Sandbox) -> AsyncIterator[AsyncClient]:
+    async with sandbox.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def poller(client: AsyncClient) -> AsyncIterator[Poller]:
+    async with client.poller() as poller:
+        yield poller
+
+
 async def pay(client: AsyncClient, phone_number: str = SUCCEEDS) -> Acknowledgement:
     return await client.collections.create(phone_number=phone_number, amount=1000)
 
@@ -45,19 +62,17 @@ def asked(sandbox: Sandbox) -> int:
     return sandbox.requests.count("transactions") + sandbox.requests.count("transaction")
 
 
-async def test_many_payments_end_each_once() -> None:
+async def test_many_payments_end_each_once(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """Collections and disbursements that are tracked come out as outcomes in their final states, each once."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        for phone_number in (SUCCEEDS, "+255780000029", EXPIRES, ORDINARY):
-            poller.track(await pay(client, phone_number))
-        for phone_number in (SUCCEEDS, "+255780000089"):
-            poller.track(await client.disbursements.create(phone_number=phone_number, amount=500))
-        poller.track(await client.disbursements.create(phone_number=ORDINARY, amount=999_999_999))
-        assert poller.pending == 7
-        outcomes = [outcome async for outcome in poller.outcomes()]
-        assert poller.pending == 0
-        stats = poller.stats
+    for phone_number in (SUCCEEDS, "+255780000029", EXPIRES, ORDINARY):
+        poller.track(await pay(client, phone_number))
+    for phone_number in (SUCCEEDS, "+255780000089"):
+        poller.track(await client.disbursements.create(phone_number=phone_number, amount=500))
+    poller.track(await client.disbursements.create(phone_number=ORDINARY, amount=999_999_999))
+    assert poller.pending == 7
+    outcomes = [outcome async for outcome in poller.outcomes()]
+    assert poller.pending == 0
+    stats = poller.stats
     assert sorted(str(each.transaction.status) for each in outcomes if each.transaction) == [
         "FAILED",
         "FAILED",
@@ -75,9 +90,8 @@ async def test_many_payments_end_each_once() -> None:
     assert stats.next_request_in is None
 
 
-async def test_any_number_may_wait_for_one_payment() -> None:
+async def test_any_number_may_wait_for_one_payment(sandbox: Sandbox) -> None:
     """Several tasks wait for a payment; later ones get the same at once; a cancelled one harms no other."""
-    sandbox = Sandbox()
     got: list[str] = []
 
     async def wait(poller: Poller, transaction_id: str) -> None:
@@ -98,35 +112,30 @@ async def test_any_number_may_wait_for_one_payment() -> None:
         assert asked(sandbox) == before
 
 
-async def test_waiting_for_an_unknown_payment_tracks_it() -> None:
+async def test_waiting_for_an_unknown_payment_tracks_it(client: AsyncClient, poller: Poller) -> None:
     """An id is enough to wait for."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        acknowledgement = await pay(client)
-        assert (await poller.wait(acknowledgement.transaction_id)).succeeded
-        assert poller.stats.tracked == 1
+    acknowledgement = await pay(client)
+    assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+    assert poller.stats.tracked == 1
 
 
-async def test_several_readers_get_every_outcome_each() -> None:
+async def test_several_readers_get_every_outcome_each(client: AsyncClient, poller: Poller) -> None:
     """Each consumer of outcomes has its own; a later one begins with the first unread outcome."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        first, second = poller.outcomes(), poller.outcomes()
-        poller.track(await pay(client))
-        poller.track(await pay(client))
-        a = [outcome.transaction_id async for outcome in first]
-        b = [outcome.transaction_id async for outcome in second]
-        assert a == b
-        assert len(a) == 2
-        assert [outcome async for outcome in poller.outcomes()] == []
-        poller.track(await pay(client))
-        await anyio.sleep(60)
-        assert len([outcome async for outcome in poller.outcomes()]) == 1
+    first, second = poller.outcomes(), poller.outcomes()
+    poller.track(await pay(client))
+    poller.track(await pay(client))
+    a = [outcome.transaction_id async for outcome in first]
+    b = [outcome.transaction_id async for outcome in second]
+    assert a == b
+    assert len(a) == 2
+    assert [outcome async for outcome in poller.outcomes()] == []
+    poller.track(await pay(client))
+    await anyio.sleep(60)
+    assert len([outcome async for outcome in poller.outcomes()]) == 1
 
 
-async def test_outcomes_run_on_for_a_service() -> None:
+async def test_outcomes_run_on_for_a_service(sandbox: Sandbox) -> None:
     """With forever=True the iterator waits for payments to come, and ends when the poller is closed."""
-    sandbox = Sandbox()
     got: list[Outcome] = []
 
     async def read(poller: Poller) -> None:
@@ -143,34 +152,29 @@ async def test_outcomes_run_on_for_a_service() -> None:
     assert len(got) == 2
 
 
-async def test_nothing_pending_no_request() -> None:
+async def test_nothing_pending_no_request(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """An idle poller makes no request, before the first payment and after the last."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        await anyio.sleep(1000)
-        assert asked(sandbox) == 0
-        await poller.wait((await pay(client)).transaction_id)
-        before = asked(sandbox)
-        await anyio.sleep(1000)
-        assert asked(sandbox) == before
+    await anyio.sleep(1000)
+    assert asked(sandbox) == 0
+    await poller.wait((await pay(client)).transaction_id)
+    before = asked(sandbox)
+    await anyio.sleep(1000)
+    assert asked(sandbox) == before
 
 
-async def test_twice_is_once_and_ended_is_ended() -> None:
+async def test_twice_is_once_and_ended_is_ended(client: AsyncClient, poller: Poller) -> None:
     """Tracking a payment again neither doubles its outcome nor asks about it again."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        acknowledgement = await pay(client)
-        poller.track(acknowledgement)
-        poller.track(acknowledgement.transaction_id)
-        assert len([outcome async for outcome in poller.outcomes()]) == 1
-        poller.track(acknowledgement)
-        assert poller.pending == 0
-        assert [outcome async for outcome in poller.outcomes()] == []
+    acknowledgement = await pay(client)
+    poller.track(acknowledgement)
+    poller.track(acknowledgement.transaction_id)
+    assert len([outcome async for outcome in poller.outcomes()]) == 1
+    poller.track(acknowledgement)
+    assert poller.pending == 0
+    assert [outcome async for outcome in poller.outcomes()] == []
 
 
-async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
+async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again(sandbox: Sandbox) -> None:
     """At its timeout a payment ends as a WaitTimeout with its latest state; tracked again, its late end comes."""
-    sandbox = Sandbox()
     async with sandbox.client() as client, client.poller(timeout=30) as poller:
         acknowledgement = await pay(client, STUCK)
         number = acknowledgement.transaction_id
@@ -190,21 +194,18 @@ async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
         assert (stats.tracked, stats.final, stats.unresolved) == (2, 1, 1)
 
 
-async def test_what_was_given_up_stays_so_until_it_is_tracked_again() -> None:
+async def test_what_was_given_up_stays_so_until_it_is_tracked_again(client: AsyncClient, poller: Poller) -> None:
     """Waiting for a payment that was given up raises at once, each time, with the length of the tracking."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        acknowledgement = await pay(client, STUCK)
-        poller.track(acknowledgement, timeout=0.5)
-        for _ in range(2):
-            with pytest.raises(WaitTimeout, match=r"not final after 0\.5 s: not seen"):
-                await poller.wait(acknowledgement.transaction_id)
-        assert poller.pending == 0
+    acknowledgement = await pay(client, STUCK)
+    poller.track(acknowledgement, timeout=0.5)
+    for _ in range(2):
+        with pytest.raises(WaitTimeout, match=r"not final after 0\.5 s: not seen"):
+            await poller.wait(acknowledgement.transaction_id)
+    assert poller.pending == 0
 
 
-async def test_a_payment_that_is_given_up_in_an_outage_says_so() -> None:
+async def test_a_payment_that_is_given_up_in_an_outage_says_so(sandbox: Sandbox) -> None:
     """The cause of a WaitTimeout is the fault for which the service could not be asked, for readers and waiters."""
-    sandbox = Sandbox()
     async with sandbox.client() as client, client.poller(timeout=60) as poller:
         number = (await pay(client, STUCK)).transaction_id
         outage = sandbox.script(faults.refused(), probability=1.0)
@@ -222,65 +223,56 @@ async def test_a_payment_that_is_given_up_in_an_outage_says_so() -> None:
         assert caught.value.__cause__ is None
 
 
-async def test_what_the_service_does_not_know_ends_as_a_value() -> None:
+async def test_what_the_service_does_not_know_ends_as_a_value(poller: Poller) -> None:
     """An unknown id is not found after two minutes, a malformed one at once; neither ends the poller."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        poller.track("txn_unknown")
-        poller.track("no such id!")
-        started = anyio.current_time()
-        ended = {outcome.transaction_id: outcome.error async for outcome in poller.outcomes()}
-        assert isinstance(ended["txn_unknown"], TransactionNotFound)
-        assert isinstance(ended["no such id!"], InvalidTransactionId)
-        assert 120 <= anyio.current_time() - started < 160
-        with pytest.raises(TransactionNotFound):
-            await poller.wait("txn_unknown")
+    poller.track("txn_unknown")
+    poller.track("no such id!")
+    started = anyio.current_time()
+    ended = {outcome.transaction_id: outcome.error async for outcome in poller.outcomes()}
+    assert isinstance(ended["txn_unknown"], TransactionNotFound)
+    assert isinstance(ended["no such id!"], InvalidTransactionId)
+    assert 120 <= anyio.current_time() - started < 160
+    with pytest.raises(TransactionNotFound):
+        await poller.wait("txn_unknown")
 
 
-async def test_a_payment_that_is_hidden_at_first_is_not_lost() -> None:
+async def test_a_payment_that_is_hidden_at_first_is_not_lost(client: AsyncClient, poller: Poller) -> None:
     """Missing from lookups and list for 90 s, it still comes out in its final state."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        acknowledgement = await pay(client, HIDDEN)
-        poller.track(acknowledgement)
-        assert (await poller.wait(acknowledgement.transaction_id)).is_final
+    acknowledgement = await pay(client, HIDDEN)
+    poller.track(acknowledgement)
+    assert (await poller.wait(acknowledgement.transaction_id)).is_final
 
 
-async def test_a_hint_brings_the_state_within_a_second() -> None:
+async def test_a_hint_brings_the_state_within_a_second(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """After a callback, the state is there within a second; hints for unknown ids cost nothing."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        acknowledgement = await pay(client, STUCK)
-        poller.track(acknowledgement)
-        await anyio.sleep(200)
-        sandbox.approve(acknowledgement.transaction_id)
-        assert not poller.hint("somebody else's")
-        assert poller.hint(acknowledgement.transaction_id)
-        assert poller.hint(acknowledgement.transaction_id), "it is tracked, whether or not the hint counts"
-        with anyio.fail_after(1):
-            assert (await poller.wait(acknowledgement.transaction_id)).succeeded
-        assert not poller.hint(acknowledgement.transaction_id), "it has ended"
+    acknowledgement = await pay(client, STUCK)
+    poller.track(acknowledgement)
+    await anyio.sleep(200)
+    sandbox.approve(acknowledgement.transaction_id)
+    assert not poller.hint("somebody else's")
+    assert poller.hint(acknowledgement.transaction_id)
+    assert poller.hint(acknowledgement.transaction_id), "it is tracked, whether or not the hint counts"
+    with anyio.fail_after(1):
+        assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+    assert not poller.hint(acknowledgement.transaction_id), "it has ended"
 
 
-async def test_forged_hints_cost_little() -> None:
+async def test_forged_hints_cost_little(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """A thousand hints in ten seconds cost fifteen requests at most."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        ids = [(await pay(client, STUCK)).transaction_id for _ in range(20)]
-        for each in ids:
-            poller.track(each)
-        await anyio.sleep(200)
-        before = asked(sandbox)
-        for number in range(1000):
-            poller.hint(ids[number % 20])
-            poller.hint(f"forged-{number}")
-            await anyio.sleep(0.01)
-        assert asked(sandbox) - before <= 15
+    ids = [(await pay(client, STUCK)).transaction_id for _ in range(20)]
+    for each in ids:
+        poller.track(each)
+    await anyio.sleep(200)
+    before = asked(sandbox)
+    for number in range(1000):
+        poller.hint(ids[number % 20])
+        poller.hint(f"forged-{number}")
+        await anyio.sleep(0.01)
+    assert asked(sandbox) - before <= 15
 
 
-async def test_the_merchant_chooses_the_interval() -> None:
+async def test_the_merchant_chooses_the_interval(sandbox: Sandbox) -> None:
     """With min_interval=10, the contract's recommended rate, no two requests are closer than ten seconds."""
-    sandbox = Sandbox()
     async with sandbox.client() as client, client.poller(min_interval=10) as poller:
         for _ in range(10):
             poller.track(await pay(client, ORDINARY))
@@ -289,9 +281,8 @@ async def test_the_merchant_chooses_the_interval() -> None:
     assert all(later - earlier >= 10 - 1e-6 for earlier, later in itertools.pairwise(times))
 
 
-async def test_other_pauses_may_be_given() -> None:
+async def test_other_pauses_may_be_given(sandbox: Sandbox) -> None:
     """A schedule of one's own stands in place of the advised one."""
-    sandbox = Sandbox()
     async with sandbox.client() as client, client.poller(schedule=Schedule(first=20, factor=1, cap=20)) as poller:
         poller.track(await pay(client, STUCK))
         await anyio.sleep(101)
@@ -314,9 +305,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_delays_and_loses_nothing(fault: str) -> None:
+async def test_a_fault_delays_and_loses_nothing(sandbox: Sandbox, fault: str) -> None:
     """Whatever strikes half of the requests, every payment comes out in its true final state."""
-    sandbox = Sandbox()
     async with sandbox.client(timeout=5.0) as client, client.poller() as poller:
         for _ in range(5):
             poller.track(await pay(client, ORDINARY))
@@ -329,24 +319,21 @@ async def test_a_fault_delays_and_loses_nothing(fault: str) -> None:
         assert outcome.transaction.status == str(sandbox.transactions[outcome.transaction_id].status)
 
 
-async def test_an_outage_is_outlasted() -> None:
+async def test_an_outage_is_outlasted(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """After an hour in which nothing works, few requests have been wasted, and the payments come out."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        for _ in range(3):
-            poller.track(await pay(client))
-        outage = sandbox.script(faults.refused(), probability=1.0)
-        await anyio.sleep(3600)
-        assert outage.fired < 150
-        assert poller.stats.faults == outage.fired
-        outage.cancel()
-        with anyio.fail_after(40):
-            assert len([outcome async for outcome in poller.outcomes()]) == 3
+    for _ in range(3):
+        poller.track(await pay(client))
+    outage = sandbox.script(faults.refused(), probability=1.0)
+    await anyio.sleep(3600)
+    assert outage.fired < 150
+    assert poller.stats.faults == outage.fired
+    outage.cancel()
+    with anyio.fail_after(40):
+        assert len([outcome async for outcome in poller.outcomes()]) == 3
 
 
-async def test_a_failing_list_leaves_lookups() -> None:
+async def test_a_failing_list_leaves_lookups(sandbox: Sandbox) -> None:
     """Where the list does not work, payments are looked up one by one."""
-    sandbox = Sandbox()
     sandbox.script(faults.server_error(processed=False), on="transactions", probability=1.0)
     async with sandbox.client() as client, client.poller() as poller:
         for _ in range(3):
@@ -356,22 +343,21 @@ async def test_a_failing_list_leaves_lookups() -> None:
         assert poller.stats.lookups > 0
 
 
-async def test_one_lost_answer_does_not_hold_up_the_others() -> None:
+async def test_one_lost_answer_does_not_hold_up_the_others(
+    sandbox: Sandbox, client: AsyncClient, poller: Poller
+) -> None:
     """While one request waits for its time-out, further ones go out."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        first = await pay(client)
-        poller.track(first)
-        await anyio.sleep(4)
-        sandbox.script(faults.lost(processed=True), on="GET *", times=1)
-        poller.track(await pay(client))
-        with anyio.fail_after(15):
-            await poller.wait(first.transaction_id)
+    first = await pay(client)
+    poller.track(first)
+    await anyio.sleep(4)
+    sandbox.script(faults.lost(processed=True), on="GET *", times=1)
+    poller.track(await pay(client))
+    with anyio.fail_after(15):
+        await poller.wait(first.transaction_id)
 
 
-async def test_a_token_source_that_breaks_is_a_fault() -> None:
+async def test_a_token_source_that_breaks_is_a_fault(sandbox: Sandbox) -> None:
     """An exception in the caller's own token source delays the poller and does not end it."""
-    sandbox = Sandbox()
 
     class Vault:
         is_broken = False
@@ -395,9 +381,8 @@ async def test_a_token_source_that_breaks_is_a_fault() -> None:
             assert len([outcome async for outcome in poller.outcomes()]) == 1
 
 
-async def test_a_token_that_runs_out_is_renewed() -> None:
+async def test_a_token_that_runs_out_is_renewed(sandbox: Sandbox) -> None:
     """A renewal and its replay are neither a fault nor past the limit."""
-    sandbox = Sandbox()
     auth = LoginAuth(sandbox.email, sandbox.password)
     async with sandbox.client(auth=auth) as client, client.poller() as poller:
         poller.track(await pay(client))
@@ -434,24 +419,21 @@ async def test_a_reserved_slot_that_a_login_made_wait_is_acquired_again() -> Non
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), ExceptionGroup("mine", [ValueError("one")]), KeyboardInterrupt()])
-async def test_the_callers_own_exception_leaves_as_itself(error: BaseException) -> None:
+async def test_the_callers_own_exception_leaves_as_itself(client: AsyncClient, error: BaseException) -> None:
     """An exception of the block leaves it unwrapped, as the same object."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client:
-        caught: BaseException | None = None
-        try:
-            async with client.poller() as poller:
-                poller.track(await pay(client))
-                await anyio.sleep(2)
-                raise error
-        except BaseException as exc:  # noqa: BLE001 (KeyboardInterrupt among them)
-            caught = exc
-        assert caught is error
+    caught: BaseException | None = None
+    try:
+        async with client.poller() as poller:
+            poller.track(await pay(client))
+            await anyio.sleep(2)
+            raise error
+    except BaseException as exc:  # noqa: BLE001 (KeyboardInterrupt among them)
+        caught = exc
+    assert caught is error
 
 
-async def test_closing_ends_waiters_and_readers() -> None:
+async def test_closing_ends_waiters_and_readers(sandbox: Sandbox) -> None:
     """Whoever waits when the block is left is told so; afterwards the poller takes nothing more."""
-    sandbox = Sandbox()
     ended: list[str] = []
 
     async def wait(poller: Poller, transaction_id: str) -> None:
@@ -501,9 +483,8 @@ async def test_cancelling_anywhere_leaves_a_working_client(moment: float) -> Non
         assert (await client.transactions.get(acknowledgement.transaction_id)).succeeded
 
 
-async def test_a_client_that_is_closed_under_the_poller_ends_it() -> None:
+async def test_a_client_that_is_closed_under_the_poller_ends_it(sandbox: Sandbox) -> None:
     """A fault that waiting cannot fix is an error, not wrapped in a group."""
-    sandbox = Sandbox()
     client = sandbox.client()
     acknowledgement = await pay(client)
     with pytest.raises(InvalidRequest, match="closed"):
@@ -548,9 +529,8 @@ async def test_payments_are_checked() -> None:
 
 
 @pytest.mark.costly("runs lines of polling/poller.py that no quick test runs")
-async def test_payments_go_first() -> None:
+async def test_payments_go_first(sandbox: Sandbox) -> None:
     """Under creates without end the poller takes one request in ten seconds or so, and the creates the rest."""
-    sandbox = Sandbox()
 
     async def create_for_ever(client: AsyncClient) -> None:
         while True:
@@ -570,18 +550,16 @@ async def test_payments_go_first() -> None:
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 25
 
 
-async def test_every_coroutine_is_a_checkpoint() -> None:
+async def test_every_coroutine_is_a_checkpoint(client: AsyncClient, poller: Poller) -> None:
     """Waiting for a payment that has ended still lets other tasks run."""
-    sandbox = Sandbox()
-    async with sandbox.client() as client, client.poller() as poller:
-        number = (await pay(client)).transaction_id
+    number = (await pay(client)).transaction_id
+    await poller.wait(number)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
         await poller.wait(number)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await poller.wait(number)
-        assert scope.cancelled_caught
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await anext(poller.outcomes())
-        assert scope.cancelled_caught
-        assert len([outcome async for outcome in poller.outcomes()]) == 1
+    assert scope.cancelled_caught
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await anext(poller.outcomes())
+    assert scope.cancelled_caught
+    assert len([outcome async for outcome in poller.outcomes()]) == 1

@@ -36,8 +36,7 @@ def script(
         (faults.truncated(), Wire.TRUNCATED, True),
     ],
 )
-def test_answers_that_do_not_arrive(fault: Fault, wire: Wire, processed: bool) -> None:
-    service = Service()
+def test_answers_that_do_not_arrive(service: Service, fault: Fault, wire: Wire, processed: bool) -> None:
     script(service, fault)
     reply = service.collect().reply
     assert (reply.wire, reply.fault) == (wire, fault.name)
@@ -56,8 +55,7 @@ def test_answers_that_do_not_arrive(fault: Fault, wire: Wire, processed: bool) -
         (faults.empty_body(202, processed=False), 202, "application/json", False),
     ],
 )
-def test_answers_that_are_none(fault: Fault, status: int, content_type: str, processed: bool) -> None:
-    service = Service()
+def test_answers_that_are_none(service: Service, fault: Fault, status: int, content_type: str, processed: bool) -> None:
     script(service, fault)
     reply = service.collect().reply
     assert (reply.status, reply.content_type) == (status, content_type)
@@ -88,8 +86,7 @@ def paid(service: Service) -> str:
     return str(transaction_id)
 
 
-def test_unknown_fields_are_added_everywhere() -> None:
-    service = Service()
+def test_unknown_fields_are_added_everywhere(service: Service) -> None:
     transaction_id = paid(service)
     script(service, faults.unknown_fields(), times=3)
     for fields in (
@@ -102,8 +99,7 @@ def test_unknown_fields_are_added_everywhere() -> None:
     assert all("x_sandbox" in record for record in service.list().json["transactions"])
 
 
-def test_unknown_statuses_replace_the_state_and_nothing_else() -> None:
-    service = Service()
+def test_unknown_statuses_replace_the_state_and_nothing_else(service: Service) -> None:
     transaction_id = paid(service)
     script(service, faults.unknown_status("ODD"), times=3)
     acknowledgement = service.collect().json
@@ -114,8 +110,7 @@ def test_unknown_statuses_replace_the_state_and_nothing_else() -> None:
     assert service.engine.book.payments[transaction_id].status == "SUCCESS"
 
 
-def test_absent_fields_become_null() -> None:
-    service = Service()
+def test_absent_fields_become_null(service: Service) -> None:
     transaction_id = service.collect().json["transaction_id"]
     script(service, faults.nulls(), times=2)
     record = service.get(transaction_id).json["transaction"]
@@ -124,16 +119,14 @@ def test_absent_fields_become_null() -> None:
     assert "id" not in service.collect().json
 
 
-def test_edits_leave_other_bodies_than_json_objects_alone() -> None:
-    service = Service()
+def test_edits_leave_other_bodies_than_json_objects_alone(service: Service) -> None:
     script(service, faults.empty_body(), faults.nulls())
     assert service.send("GET", PROFILE).reply.body == b""
     script(service, faults.html_page(processed=True), faults.nulls())
     assert b"Bad Gateway" in service.send("GET", PROFILE).reply.body
 
 
-def test_the_order_and_lag_of_the_list_can_be_switched_for_a_while() -> None:
-    service = Service()
+def test_the_order_and_lag_of_the_list_can_be_switched_for_a_while(service: Service) -> None:
     for amount in ("1", "2"):
         service.collect(amount=amount)
     normal = service.list().json["transactions"]
@@ -161,15 +154,13 @@ def test_a_slow_answer_becomes_a_504_although_it_was_processed() -> None:
     assert service.collect().reply.wire is Wire.CLOSED
 
 
-def test_rules_are_a_sequence() -> None:
-    service = Service()
+def test_rules_are_a_sequence(service: Service) -> None:
     script(service, faults.server_error(500, processed=False), times=2)
     script(service, faults.server_error(503, processed=False))
     assert [service.send("GET", PROFILE).status for _ in range(4)] == [500, 500, 503, 200]
 
 
-def test_rules_choose_their_requests() -> None:
-    service = Service()
+def test_rules_choose_their_requests(service: Service) -> None:
     script(service, faults.server_error(501, processed=False), on="POST c2b")
     script(service, faults.server_error(502, processed=False), on="GET")
     script(service, faults.server_error(503, processed=False), on="p*", times=None)
@@ -179,8 +170,7 @@ def test_rules_choose_their_requests() -> None:
     assert [service.collect().status for _ in range(3)] == [501, 504, 200]
 
 
-def test_rules_can_be_cancelled_and_forgotten() -> None:
-    service = Service()
+def test_rules_can_be_cancelled_and_forgotten(service: Service) -> None:
     always = script(service, faults.server_error(processed=False), times=None)
     assert [service.send("GET", PROFILE).status for _ in range(2)] == [500, 500]
     assert always.fired == 2
@@ -222,8 +212,7 @@ def test_a_rule_needs_a_fault() -> None:
         script(Service())
 
 
-def test_the_request_log_has_every_request() -> None:
-    service = Service()
+def test_the_request_log_has_every_request(service: Service) -> None:
     service.login()
     service.now = 2.0
     script(service, faults.lost(processed=True))

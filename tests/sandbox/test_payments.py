@@ -12,8 +12,7 @@ from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS, Service
 CREATES = ("/payment-service/airtel/c2b", "/payment-service/airtel/b2c")
 
 
-def test_a_collection_is_acknowledged_then_pending_then_settled() -> None:
-    service = Service()
+def test_a_collection_is_acknowledged_then_pending_then_settled(service: Service) -> None:
     acknowledgement = service.collect(SUCCEEDS, "12345").json
     assert acknowledgement == {
         "status": "success",
@@ -51,8 +50,7 @@ def test_a_collection_is_acknowledged_then_pending_then_settled() -> None:
     }
 
 
-def test_a_disbursement_is_processing_then_paid_without_fees() -> None:
-    service = Service()
+def test_a_disbursement_is_processing_then_paid_without_fees(service: Service) -> None:
     acknowledgement = service.disburse(SUCCEEDS, "700").json
     assert acknowledgement["status_code"] == "PROCESSING"
     service.now = 5.0
@@ -129,8 +127,7 @@ def test_ordinary_payments_take_a_realistic_and_repeatable_time() -> None:
     assert delays(1, speed=20.0) == pytest.approx([delay / 20 for delay in delays(1)])
 
 
-def test_the_three_lookups_find_the_same_transaction() -> None:
-    service = Service()
+def test_the_three_lookups_find_the_same_transaction(service: Service) -> None:
     acknowledgement = service.collect(external_id="order 7").json
     path = "/payment-service/transaction"
     by_id = service.get(acknowledgement["transaction_id"]).json
@@ -139,8 +136,7 @@ def test_the_three_lookups_find_the_same_transaction() -> None:
     assert service.send("GET", path, query={"external_id": "order 7"}).json == by_id
 
 
-def test_an_external_id_used_twice_finds_the_newest() -> None:
-    service = Service()
+def test_an_external_id_used_twice_finds_the_newest(service: Service) -> None:
     service.collect(external_id="order 7")
     second = service.collect(external_id="order 7").json
     found = service.send("GET", "/payment-service/transaction", query={"external_id": "order 7"}).json
@@ -153,8 +149,7 @@ def test_unknown_references_are_not_found(query: dict[str, str]) -> None:
     assert answer.error == (404, "TRANSACTION_NOT_FOUND")
 
 
-def test_lookup_errors() -> None:
-    service = Service()
+def test_lookup_errors(service: Service) -> None:
     assert service.get("txn_unknown").error == (404, "TRANSACTION_NOT_FOUND")
     assert service.get("not%20an%20id").error == (400, "INVALID_TRANSACTION_ID")
     assert service.get("a%2Fb").error == (400, "INVALID_TRANSACTION_ID")
@@ -164,8 +159,7 @@ def test_lookup_errors() -> None:
     assert choosy.get("txn_unknown").error == (422, "INVALID_TRANSACTION_ID")
 
 
-def test_merchants_do_not_see_each_other() -> None:
-    service = Service()
+def test_merchants_do_not_see_each_other(service: Service) -> None:
     other = service.engine.open_account("other@example.com")
     acknowledgement = service.collect(external_id="mine").json
     path = "/payment-service/transaction"
@@ -199,14 +193,12 @@ def test_merchants_do_not_see_each_other() -> None:
         (b"\xff\xfe\xfa", "INVALID_JSON"),
     ],
 )
-def test_a_bad_create_is_refused_and_creates_nothing(path: str, body: Any, code: str) -> None:
-    service = Service()
+def test_a_bad_create_is_refused_and_creates_nothing(service: Service, path: str, body: Any, code: str) -> None:
     assert service.send("POST", path, body).error == (400, code)
     assert not service.engine.book.payments
 
 
-def test_a_body_must_be_declared_as_json() -> None:
-    service = Service()
+def test_a_body_must_be_declared_as_json(service: Service) -> None:
     body = b'{"phone_number":"+255681000001","amount":"1"}'
     sent = service.send("POST", CREATES[0], body, headers={"content-type": "text/plain"})
     assert sent.error == (415, "UNSUPPORTED_MEDIA_TYPE")
@@ -214,8 +206,7 @@ def test_a_body_must_be_declared_as_json() -> None:
     assert sent.status == 200
 
 
-def test_unknown_routes_and_methods() -> None:
-    service = Service()
+def test_unknown_routes_and_methods(service: Service) -> None:
     assert service.send("GET", "/payment-service/airtel/c2b").error == (405, "METHOD_NOT_ALLOWED")
     assert service.send("GET", "/payment-service/nothing").error == (404, "NOT_FOUND")
     assert service.send("DELETE", "/payment-service/transactions").error == (405, "METHOD_NOT_ALLOWED")
@@ -225,8 +216,7 @@ def listed(answer: Any) -> list[str]:
     return [record["amount"] for record in answer["transactions"]]
 
 
-def test_pages_cover_the_history_once() -> None:
-    service = Service()
+def test_pages_cover_the_history_once(service: Service) -> None:
     for number in range(1, 46):
         service.collect(STUCK, str(number))
     pages = [service.list(page=str(page)).json for page in (1, 2, 3, 4)]
@@ -245,8 +235,7 @@ def test_an_empty_history_has_no_pages() -> None:
     }
 
 
-def test_the_list_filters() -> None:
-    service = Service()
+def test_the_list_filters(service: Service) -> None:
     service.collect(SUCCEEDS, "1")
     service.collect(STUCK, "2")
     service.disburse(SUCCEEDS, "3")
@@ -303,8 +292,7 @@ def test_lookups_can_lag() -> None:
     assert service.get(transaction_id).status == 200
 
 
-def test_a_decision_by_hand_beats_the_planned_one() -> None:
-    service = Service()
+def test_a_decision_by_hand_beats_the_planned_one(service: Service) -> None:
     transaction_id = service.collect(SUCCEEDS).json["transaction_id"]
     service.engine.book.apply(transaction_id, Event.EXPIRE, at=1.0)
     service.now = 100.0

@@ -55,8 +55,7 @@ def test_slugs_are_unique() -> None:
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
-def test_each_switch_strikes_once_and_turns_itself_off(switch: Switch) -> None:
-    service = Service()
+def test_each_switch_strikes_once_and_turns_itself_off(service: Service, switch: Switch) -> None:
     service.collect(STUCK)
     calm = service.list().reply
     service.engine.switches.turn_on(switch.slug)
@@ -68,17 +67,15 @@ def test_each_switch_strikes_once_and_turns_itself_off(switch: Switch) -> None:
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
-def test_a_switch_is_true_about_processing(switch: Switch) -> None:
+def test_a_switch_is_true_about_processing(service: Service, switch: Switch) -> None:
     """A switch says that the request is not processed exactly where it has no effect."""
-    service = Service()
     service.engine.switches.turn_on(switch.slug, on="*")
     service.collect(STUCK)
     assert len(service.engine.book.payments) == (switch.processed is not False)
     assert ("not processed" in switch.label) == (switch.processed is False)
 
 
-def test_one_can_stay_on_until_it_is_turned_off() -> None:
-    service = Service()
+def test_one_can_stay_on_until_it_is_turned_off(service: Service) -> None:
     switches = service.engine.switches
     switches.turn_on("error-500-after", once=False)
     assert [profile(service).status for _ in range(3)] == [500] * 3
@@ -91,8 +88,7 @@ def test_one_can_stay_on_until_it_is_turned_off() -> None:
     assert (state(service, "error-500-after").is_on, state(service, "error-500-after").fired) == (False, 4)
 
 
-def test_one_can_be_for_some_requests_only() -> None:
-    service = Service()
+def test_one_can_be_for_some_requests_only(service: Service) -> None:
     service.engine.switches.turn_on("refused", on="POST c2b")
     assert state(service, "refused").on == "POST c2b"
     assert profile(service).wire is Wire.ANSWERED
@@ -100,8 +96,7 @@ def test_one_can_be_for_some_requests_only() -> None:
     assert state(service, "refused").on == "POST c2b"
 
 
-def test_list_switches_strike_lists_by_default() -> None:
-    service = Service()
+def test_list_switches_strike_lists_by_default(service: Service) -> None:
     service.engine.switches.turn_on("oldest-first")
     assert state(service, "oldest-first").on == "transactions"
     profile(service)
@@ -112,16 +107,14 @@ def test_list_switches_strike_lists_by_default() -> None:
     assert state(service, "oldest-first").fired == 1
 
 
-def test_switches_for_the_next_request_strike_one_request_each() -> None:
+def test_switches_for_the_next_request_strike_one_request_each(service: Service) -> None:
     """In the order in which they were turned on; turning one on again puts it last."""
-    service = Service()
     for slug in ("error-500-after", "token-expired", "error-503-before", "error-500-after"):
         service.engine.switches.turn_on(slug)
     assert [profile(service).status for _ in range(4)] == [401, 503, 500, 200]
 
 
-def test_switches_that_shape_the_answer_strike_together() -> None:
-    service = Service()
+def test_switches_that_shape_the_answer_strike_together(service: Service) -> None:
     for slug in ("slow", "unknown-fields", "nulls"):
         service.engine.switches.turn_on(slug, once=False)
     transaction_id = service.collect(STUCK).json["transaction_id"]
@@ -131,9 +124,8 @@ def test_switches_that_shape_the_answer_strike_together() -> None:
     assert [state(service, slug).fired for slug in ("slow", "unknown-fields", "nulls")] == [2, 2, 2]
 
 
-def test_one_alone_decides_the_whole_answer() -> None:
+def test_one_alone_decides_the_whole_answer(service: Service) -> None:
     """Of those that stay on the first; one for the next request goes before them; the counts say which."""
-    service = Service()
     switches = service.engine.switches
     switches.turn_on("slow", once=False)
     switches.turn_on("error-500-after", once=False)
@@ -148,16 +140,14 @@ def test_one_alone_decides_the_whole_answer() -> None:
     assert profile(service).status == 503
 
 
-def test_a_shaping_one_for_the_next_request_leaves_room_for_a_deciding_one() -> None:
-    service = Service()
+def test_a_shaping_one_for_the_next_request_leaves_room_for_a_deciding_one(service: Service) -> None:
     service.engine.switches.turn_on("error-500-after", once=False)
     service.engine.switches.turn_on("slow")
     assert [(reply.status, reply.delay) for reply in (profile(service), profile(service))] == [(500, 5), (500, 0)]
 
 
-def test_a_script_goes_before_the_switches() -> None:
+def test_a_script_goes_before_the_switches(service: Service) -> None:
     """Scripted faults strike exactly as scripted; switches strike the other requests."""
-    service = Service()
     service.engine.switches.turn_on("token-expired")
     service.engine.switches.turn_on("slow", once=False)
     service.engine.script.add(Rule(faults=(faults.html_page(),), on="profile", times=2))
@@ -177,22 +167,19 @@ def test_clearing_the_script_leaves_the_switches_alone_and_the_other_way_round()
     assert not rule.fired
 
 
-def test_a_magic_number_works_while_switches_are_on() -> None:
-    service = Service()
+def test_a_magic_number_works_while_switches_are_on(service: Service) -> None:
     service.engine.switches.turn_on("slow", once=False)
     reply = service.collect("+255780000203").reply
     assert (reply.status, reply.delay) == (500, 5)
 
 
-def test_states_have_the_order_of_the_switches() -> None:
-    service = Service()
+def test_states_have_the_order_of_the_switches(service: Service) -> None:
     states = service.engine.switches.states()
     assert tuple(each.switch for each in states) == SWITCHES
     assert {(each.is_on, each.once, each.fired) for each in states} == {(False, True, 0)}
 
 
-def test_an_unknown_switch_is_refused() -> None:
-    service = Service()
+def test_an_unknown_switch_is_refused(service: Service) -> None:
     switches = service.engine.switches
     for wrong in (switches.turn_on, switches.turn_off):
         with pytest.raises(ValueError, match="there is no switch 'rats'; there are: refused, "):

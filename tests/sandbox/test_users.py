@@ -19,8 +19,7 @@ USER = {
 }
 
 
-def test_a_login_gives_a_jwt_that_works_for_an_hour() -> None:
-    service = Service()
+def test_a_login_gives_a_jwt_that_works_for_an_hour(service: Service) -> None:
     result = service.login().json
     token = result.pop("access_token")
     assert result == {"success": True, "token_type": "Bearer", "expires_in": 3600, "user": USER}
@@ -40,8 +39,7 @@ def test_speed_does_not_shorten_a_login() -> None:
     assert service.send("GET", PROFILES[0], token=token).status == 200
 
 
-def test_an_issued_token_never_expires() -> None:
-    service = Service()
+def test_an_issued_token_never_expires(service: Service) -> None:
     service.now = 1e8
     assert service.send("GET", PROFILES[0]).status == 200
 
@@ -57,8 +55,7 @@ def test_a_foreign_token_is_invalid(authorization: str) -> None:
     assert answer.error == (401, "invalid_token")
 
 
-def test_a_forged_token_is_invalid() -> None:
-    service = Service()
+def test_a_forged_token_is_invalid(service: Service) -> None:
     head, payload, signature = service.login().json["access_token"].split(".")
     claims = base64.urlsafe_b64encode(b'{"email":"merchant@example.com","exp":99999999999}').decode().rstrip("=")
     for forged in (f"{head}.{claims}.{signature}", f"{head}.{payload}.", f"{head}.{payload}.é", f"{head}.{payload}"):
@@ -88,8 +85,7 @@ def test_too_many_wrong_logins_lock_the_account_for_a_while() -> None:
     assert service.login().status == 200
 
 
-def test_permissions_of_issued_tokens() -> None:
-    service = Service()
+def test_permissions_of_issued_tokens(service: Service) -> None:
     body = {"phone_number": ORDINARY, "amount": "1"}
     read_only = service.engine.accounts.issue(service.account, ["read"])
     collecting = service.engine.accounts.issue(service.account, ["collect"])
@@ -110,8 +106,7 @@ def test_one_account_an_email() -> None:
         Service().engine.open_account("merchant@example.com")
 
 
-def test_a_one_time_password_is_good_once_for_five_minutes() -> None:
-    service = Service()
+def test_a_one_time_password_is_good_once_for_five_minutes(service: Service) -> None:
     ask = {"phone_number": ORDINARY, "purpose": "transaction_verification"}
 
     def verify(code: str) -> int:
@@ -133,8 +128,7 @@ def test_a_one_time_password_is_good_once_for_five_minutes() -> None:
     assert service.send("POST", "/user-service/verify-otp", late).error == (400, "invalid_otp")
 
 
-def test_one_time_password_requests_are_checked() -> None:
-    service = Service()
+def test_one_time_password_requests_are_checked(service: Service) -> None:
     path = "/user-service/request-otp"
     assert service.send("POST", path, {"phone_number": ORDINARY}).error == (400, "INVALID_REQUEST")
     assert service.send("POST", path, {"phone_number": "x", "purpose": "y"}).error == (400, "INVALID_PHONE_NUMBER")
