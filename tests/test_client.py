@@ -425,21 +425,6 @@ class TestStore:
             # The others compare the store with its service, after the silence.
             assert [each.method for each in service.sent].count("POST") == 1
 
-    async def test_a_store_outlives_its_clients(self, tmp_path: Path) -> None:
-        """Your store stays yours: it serves the next client, and remembers."""
-        store = SQLStore(sqlite_url(tmp_path))
-        sent = []
-        for _ in range(2):
-            async with connect(in_turn(samples.acknowledgement()), store=store) as (client, service):
-                await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
-            sent.append(len(service.sent))
-        assert sent == [1, 0]
-        store.close()
-        async with connect(in_turn({}), store=store) as (client, _):
-            record = await client.payments.get("order-1")
-        assert record is not None
-        assert [entry.what for entry in record.history] == ["sent", "acknowledged"]
-
 
 @pytest.mark.anyio
 class TestWithOptions:

@@ -468,18 +468,6 @@ async def test_a_limit_makes_a_page(store_url: str) -> None:
             assert shown([change async for change in client.payments.changes(limit=100)]) == MADE
 
 
-async def test_done_counts_for_all_changes_before_it_and_never_goes_back(store_url: str) -> None:
-    """In whatever order it is called."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "a", "b")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            first, _, third = await anext(feed), await anext(feed), await anext(feed)
-            await third.done()
-            await first.done()
-        assert shown(await page(client, consumer="books")) == MADE[3:]
-
-
 async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,55 +49,30 @@ class Story:
         return unaccounted(self.service, self.records, reports)
 
 
-def test_a_key_may_be_sent_again_while_its_payment_was_not_made() -> None:
-    story = Story()
-    story.happens("post")
-    story.happens("post", made=1)
-    assert not story.wrong
+SENT_AGAIN, NO_LOOK = "k was sent again although its payment exists", "k was sent again after a word, without a look"
 
 
-def test_a_key_is_not_sent_again_without_a_word() -> None:
-    story = Story()
-    story.happens("post", made=1)
-    story.happens("page", None)
-    story.happens("post", made=1)
-    assert story.wrong == ["k was sent again although its payment exists"]
-
-
-def test_a_word_counts_after_the_payment_and_once() -> None:
-    story = Story()
-    story.happens("word")
-    story.happens("post", made=1)
-    story.happens("page", None)
-    story.happens("post")
-    assert len(story.wrong) == 1
-    story.happens("word")
-    story.happens("page", None)
-    story.happens("post", made=1)
-    assert len(story.wrong) == 1
-    story.happens("page", None)
-    story.happens("post", made=1)
-    assert len(story.wrong) == 2
-
-
-@pytest.mark.parametrize(("minutes", "allowed"), [(GRACE / 60, True), (GRACE / 60 + 1, False)])
-def test_a_word_needs_a_fresh_look(minutes: float, allowed: bool) -> None:
-    story = Story()
-    story.happens("page", None)
-    story.happens("post", made=1)
-    story.happens("word")
-    story.happens("page", None)
-    story.happens("post", made=1, minutes=minutes)
-    assert bool(story.wrong) is not allowed
-
-
-def test_a_look_before_the_payment_counts_for_nothing() -> None:
-    story = Story()
-    story.happens("page", None)
-    story.happens("post", made=1, minutes=0.1)
-    story.happens("word", minutes=0.1)
-    story.happens("post", made=1, minutes=0.1)
-    assert story.wrong == ["k was sent again after a word, without a look"]
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        # A key may be sent again while its payment was not made, and afterwards only after a word and a fresh look.
+        ("post made", []),
+        ("made page made", [SENT_AGAIN]),
+        ("word made page post", [SENT_AGAIN]),
+        ("made page word page made", []),
+        ("made page word page made page made", [SENT_AGAIN]),
+        ("page made word page late", []),
+        ("page made word page later", [NO_LOOK]),
+        ("page made word made", [NO_LOOK]),
+    ],
+)
+def test_when_a_key_may_be_sent_again(events: str, wrong: list[str]) -> None:
+    story, minutes = Story(), {"late": GRACE / 60, "later": GRACE / 60 + 1}
+    for each in events.split():
+        is_made = each in {"made", *minutes}
+        owner = None if each == "page" else "k"
+        story.happens("post" if is_made else each, owner, made=is_made, minutes=minutes.get(each, 0.1))
+    assert story.wrong == wrong
 
 
 def test_a_payment_that_exists_is_not_absent() -> None:

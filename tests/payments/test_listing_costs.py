@@ -14,11 +14,10 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import OutcomeUnknown, PaymentRecord, SQLStore
+from mobilemoney_async import OutcomeUnknown, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.second_world import (
     BOTH,
-    GRACE,
     HOUR,
     KINDS,
     MINUTE,
@@ -185,41 +184,6 @@ async def test_salaries_that_were_refused_softly_are_tried_again(store_url: str)
     assert {posts[each.key] for each in salaries} == {2}
 
 
-@pytest.mark.slow
-@BOTH
-async def test_of_four_processes_one_reads_the_list(store_url: str) -> None:
-    """Four processes that reconcile at once read the list once; each of them gets the result."""
-    costs = {}
-    for processes in (1, 4):
-        world = make_world(store_url)
-        world.service.latency = 0.2
-        store: dict[str, Any] = {"account": f"shop-{processes}", "grace": GRACE}
-        make_busy(world, 500, days=2)
-        async with anyio.create_task_group() as group:
-            clients = [await _open(world, group, store) for _ in range(processes)]
-            await world.pay(clients[0], [Order("before", "collections", number(1))])
-            for each in range(5):
-                await world.lose(clients[0], Order(f"lost {each}", "collections", number(50 + each)), made=each < 4)
-            await world.pay(clients[0], [Order("after", "collections", number(2))])
-            await anyio.sleep(GRACE + MINUTE)
-            found: list[list[PaymentRecord]] = []
-
-            async def reconcile(client: Any) -> None:
-                found.append(await client.payments.reconcile())  # noqa: B023
-
-            before = world.service.lists
-            async with anyio.create_task_group() as callers:
-                for client in clients:
-                    callers.start_soon(reconcile, client)
-            costs[processes] = world.service.lists - before
-            for records in found:
-                assert {record.key: outcome(record) == "found" for record in records} == {
-                    f"lost {each}": each < 4 for each in range(5)
-                }
-            group.cancel_scope.cancel()
-    assert costs[4] <= costs[1]
-
-
 def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Response:
     return error(403, None, "not now")
 
@@ -228,7 +192,7 @@ def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Resp
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: str) -> None:
-    """The same with real processes and PostgreSQL: one lists, and the other gets the result from the store."""
+    """Real ones, on PostgreSQL: one lists, and the other gets the result from the store."""
     sandbox = Sandbox(choices=Choices(rate_limit=None, latency=0.2))
     orders = [f"order-{each}" for each in range(5)]
     async with sandbox.serve() as base_url, AsyncExitStack() as stack:
@@ -252,17 +216,6 @@ async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: st
                 assert [await process.line() for _ in orders] == [f"{key} {name}" for key, name in found]
         # The page with the rows, and the empty one that proves its end.
         assert sandbox.requests.count("transactions") == 2
-
-
-async def _open(world: World, group: anyio.abc.TaskGroup, store: dict[str, Any]) -> Any:
-    """Open a client of a process of its own, until the group ends."""
-
-    async def run(*, task_status: anyio.abc.TaskStatus[Any] = anyio.TASK_STATUS_IGNORED) -> None:
-        async with world.client(store=SQLStore(world.url, **store)) as client:
-            task_status.started(client)
-            await anyio.sleep_forever()
-
-    return await group.start(run)
 
 
 @pytest.mark.slow

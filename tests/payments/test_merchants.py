@@ -8,7 +8,7 @@ import json
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,7 +36,6 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.calls import transport
 from mobilemoney_async.client import rest
-from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.journal import JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, Source
 from mobilemoney_async.payments.store import account_store
@@ -754,34 +753,6 @@ async def test_a_store_function_that_returns_none_is_refused(sqlite_file_url: st
     async with platform.merchants(sqlite_file_url, **given) as merchants:
         with pytest.raises(InvalidRequest, match="store must be"):
             await merchants.client("shop-0")
-
-
-@pytest.mark.slow
-async def test_a_store_that_is_away_is_logged_once_for_all_accounts(
-    sqlite_file_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not by each poller, nor each second; then everything goes on."""
-    platform.open(*shops(6))
-    platform.service.finish_after = 15.0
-    async with platform.merchants(sqlite_file_url) as merchants, AsyncExitStack() as stack:
-        pollers = []
-        for account in shops(6):
-            client = await merchants.client(account)
-            pollers.append((await pay(client), await stack.enter_async_context(client.poller(resume=True))))
-        with monkeypatch.context() as outage:
-
-            def fail(*arguments: object, **options: object) -> None:
-                raise StoreError("the disk is full", outcome="not_sent")
-
-            outage.setattr(Database, "_transact", fail)
-            await anyio.sleep(20)
-        warnings = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
-        assert sorted(set(warnings)) == sorted(warnings)
-        assert all(each.endswith(": the disk is full") for each in warnings)
-        assert 1 <= len(warnings) <= 3
-        with anyio.fail_after(300):
-            for transaction_id, poller in pollers:
-                assert (await poller.wait(transaction_id)).succeeded
 
 
 # One that misbehaves

@@ -15,7 +15,6 @@ import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from mobilemoney_async import (
     APIError,
@@ -95,21 +94,6 @@ async def test_a_payment_is_queued_with_the_order_or_not_at_all(store_url: str) 
         assert record is not None
         assert [entry.what for entry in record.history] == ["queued", "sent", "acknowledged"]
     assert world.sent == 1 and b'"note":"x"' in world.line.posts[0].replace(b" ", b"")
-
-
-async def test_a_session_of_sqlalchemy_takes_it_too(store_url: str) -> None:
-    """A Connection, and a Session with its ORM."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.payments.unresolved()
-        engine, store = sa.create_engine(store_url, poolclass=sa.pool.NullPool), world.store()
-        with engine.begin() as connection:
-            store.enqueue(connection, **ORDER, idempotency_key="a")
-        with Session(engine) as session:
-            store.enqueue(session, **{**ORDER, "amount": 2000}, idempotency_key="b")
-            session.commit()
-            store.enqueue(session, **ORDER, idempotency_key="c")
-        assert [record.key for record in await client.payments.list("QUEUED")] == ["a", "b"]
 
 
 async def test_a_program_older_than_the_tables_queues_nothing(sqlite_file_url: str) -> None:
@@ -283,21 +267,6 @@ async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(store_
 
 
 @pytest.mark.slow
-async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> None:
-    """A dead network loses nothing: it is sent when the network is back."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.payments.enqueue(**ORDER, idempotency_key="a")
-        world.line.refuse = 4
-        async with client.dispatcher():
-            with anyio.fail_after(600):
-                while await state(client, "a") is not PaymentState.ACKNOWLEDGED:
-                    await anyio.sleep(1)
-        record = await client.payments.get("a")
-    assert world.sent == 1 and record is not None and "put_back" in [entry.what for entry in record.history]
-
-
-@pytest.mark.slow
 async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(sqlite_file_url: str) -> None:
     """By an event and its state; the payments stay queued, each with the reason, and may be cancelled."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -442,24 +411,6 @@ async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_u
 
 
 @pytest.mark.slow
-async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
-    """While a payment of the same type, number and amount is unknown, its record has the reason."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        world.sandbox.script(faults.lost(processed=True), on="c2b")
-        with pytest.raises(OutcomeUnknown):
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="first")
-        await client.payments.enqueue(**ORDER, idempotency_key="second")
-        await dispatch(client, 10)
-        waiting = await client.payments.get("second")
-        assert waiting is not None and waiting.state is PaymentState.QUEUED and "first" in (waiting.reason or "")
-        await client.payments.reconcile()
-        await dispatch(client, 31)
-        assert await state(client, "second") is PaymentState.ACKNOWLEDGED
-    assert world.sent == 2
-
-
-@pytest.mark.slow
 async def test_several_dispatchers_send_each_payment_once(store_url: str) -> None:
     """One of them sends; another goes on when it leaves."""
     world = make_world(store_url)
@@ -469,17 +420,6 @@ async def test_several_dispatchers_send_each_payment_once(store_url: str) -> Non
         tasks.start_soon(partial(dispatch, one, 1, per_minute=240))
         tasks.start_soon(partial(dispatch, other, 6, per_minute=240))
     assert world.sent == 12 == len(world.made)
-
-
-async def test_the_pace_is_kept_to_the_fraction_of_a_second(sqlite_file_url: str) -> None:
-    """Eighty a minute are one every 0.75 s, however long the dispatcher rests between two looks at the queue."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        for number in range(10):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        async with client.dispatcher(per_minute=80):
-            await anyio.sleep(5.5)
-            assert world.sent == 8
 
 
 async def test_a_slow_pace_is_one_pace_for_all_processes(sqlite_file_url: str) -> None:

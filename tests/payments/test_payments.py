@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 from mobilemoney_async import (
+    AsyncClient,
     InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
@@ -20,6 +21,7 @@ from mobilemoney_async import (
     RetryPolicy,
     SQLStore,
     StoreError,
+    TransactionNotFound,
     TransactionStatus,
 )
 from mobilemoney_async.payments.journal import Journal
@@ -247,24 +249,6 @@ async def test_an_unknown_key_is_none(store_url: str) -> None:
                 await client.payments.get(key)
 
 
-async def test_a_client_without_a_store_has_no_payments() -> None:
-    """The error says how to make a client that has."""
-    async with make_client() as client:
-        with pytest.raises(InvalidRequest, match="SQLStore"):
-            _ = client.payments
-
-
-async def test_clients_with_other_options_share_the_store(sqlite_file_url: str) -> None:
-    """`with_options` keeps the store, and its turns."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        answer = await client.with_options(timeout=1).collections.create(**ORDER, idempotency_key="k")
-        assert await client.collections.create(**ORDER, idempotency_key="k") == answer
-        record = await client.with_options(deadline=3).payments.get("k")
-    assert record is not None
-    assert world.sent == 1
-
-
 async def test_a_store_outlives_its_clients(store_url: str) -> None:
     """One store serves one client after the other, and several at once."""
     world = make_world(store_url)
@@ -296,13 +280,75 @@ async def test_the_database_away(sqlite_file_url: str) -> None:
         outage.away = False
 
 
-@pytest.mark.slow
-async def test_no_record_shows_a_phone_number(sqlite_file_url: str) -> None:
-    """Records and their parts show no whole phone number in their repr, in any state."""
+# Decisions that an unknown payment is a certain transaction
+
+
+async def lose_among_others(world: World, client: AsyncClient, other: AsyncClient) -> tuple[str, str]:
+    """Create a payment and lose its answer, and the same by a system without a store; return both ids."""
+    world.sandbox.script(faults.drop(processed=True), on="c2b")
+    with pytest.raises(OutcomeUnknown):
+        await client.collections.create(**ORDER, idempotency_key="order-1")
+    (ours,) = world.made
+    theirs = await other.collections.create(**ORDER)
+    return ours, theirs.transaction_id
+
+
+def make_other(world: World) -> Any:
+    """Return a client of another system: without a store."""
+    return world.sandbox.client()
+
+
+@pytest.mark.real_time
+async def test_an_ambiguous_payment_becomes_the_transaction_that_someone_names(store_url: str) -> None:
+    """Its key then gives that transaction, and duplicates may be sent again."""
+    world = make_world(store_url)
+    async with world.client() as client, make_other(world) as other:
+        ours, theirs = await lose_among_others(world, client, other)
+        (record,) = await client.payments.reconcile()
+        assert record.candidates == tuple(sorted([ours, theirs]))
+        record = await client.payments.identify("order-1", ours, note="Asha asked the customer")
+        assert (record.state, record.transaction_id, record.candidates) == ("ACKNOWLEDGED", ours, ())
+        answer = await client.collections.create(**ORDER, idempotency_key="order-1")
+        assert answer.transaction_id == ours
+        await client.collections.create(**ORDER, idempotency_key="order-2")
+        found = await client.payments.get("order-1")
+    assert found is not None
+    last = found.history[-1]
+    assert (last.what, last.source, last.detail) == ("adopted", "person", f"{ours}: Asha asked the customer")
+
+
+@pytest.mark.real_time
+async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) -> None:
+    """A mistyped id is refused if the transaction has another phone number or amount."""
     world = make_world(sqlite_file_url)
-    await fill(world)
-    await world.advance(200)
-    async with world.client() as client:
-        await client.payments.reconcile()
-        for record in await client.payments.list():
-            assert PHONE_NUMBER[1:] not in repr(await client.payments.get(record.key))
+    async with world.client() as client, make_other(world) as other:
+        await lose_among_others(world, client, other)
+        wrong = await other.collections.create(**{**ORDER, "amount": 77})
+        with pytest.raises(StoreError, match="another type, phone number or amount"):
+            await client.payments.identify("order-1", wrong.transaction_id, note="no")
+        with pytest.raises(TransactionNotFound):
+            await client.payments.identify("order-1", "txn_nobody", note="no")
+        for key, transaction_id, note in (("", "x", "y"), ("x", "", "y"), ("x", "y", " ")):
+            with pytest.raises(InvalidRequest):
+                await client.payments.identify(key, transaction_id, note=note)
+        record = await client.payments.get("order-1")
+    assert record is not None
+    assert record.state == "UNKNOWN"
+
+
+@pytest.mark.real_time
+async def test_a_transaction_belongs_to_one_payment(sqlite_file_url: str) -> None:
+    """A transaction of another payment cannot be given to a second one, nor can a known payment be changed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, make_other(world) as other:
+        ours, theirs = await lose_among_others(world, client, other)
+        await client.payments.identify("order-1", ours, note="yes")
+        with pytest.raises(StoreError, match="not unknown or absent"):
+            await client.payments.identify("order-1", theirs, note="no")
+        world.sandbox.script(faults.drop(processed=False), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(**ORDER, idempotency_key="order-2")
+        with pytest.raises(StoreError, match="belongs to another payment"):
+            await client.payments.identify("order-2", ours, note="no")
+        with pytest.raises(StoreError, match="there is no payment"):
+            await client.payments.identify("order-3", ours, note="no")

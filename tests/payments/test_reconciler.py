@@ -244,16 +244,6 @@ async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None
     assert world.sent == 1
 
 
-async def test_a_stranger_of_another_kind_does_not_matter(sqlite_file_url: str) -> None:
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        stranger(world, amount="1001")
-        stranger(world, phone_number="+255681234502")
-        (record,) = await client.payments.reconcile()
-    assert record.transaction_id == world.made[0]
-
-
 # Absence
 
 
@@ -424,20 +414,6 @@ async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
     assert record.attempt == 2
     (word,) = [entry for entry in record.history if entry.what == "confirmed"]
     assert (word.source, word.detail) == ("person", "asked the customer, Asha")
-
-
-@pytest.mark.slow
-async def test_someone_may_release_an_ambiguous_payment(sqlite_file_url: str) -> None:
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await lose(world, client, made=False)
-        stranger(world), stranger(world)
-        (record,) = await client.payments.reconcile()
-        assert record.is_ambiguous
-        released = await client.payments.confirm_absent("order-1", note="both are of the old system")
-        assert not released.is_ambiguous
-        answer = await create(client)
-    assert answer.transaction_id == world.made[-1]
 
 
 @pytest.mark.costly("runs lines of payments/reconciliation.py that no quick test runs")

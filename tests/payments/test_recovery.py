@@ -37,7 +37,7 @@ from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.matching import PaymentQuery
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
-from tests.payments.second_world import BOTH, GRACE, HOUR, KINDS, MINUTE, TYPES, Order, World, make_world, number
+from tests.payments.second_world import BOTH, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
 from tests.support.second_service import TOKEN, ListBehaviour, dropped, error
@@ -527,26 +527,6 @@ async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, k
 
 
 # Another merchant
-
-
-@BOTH
-@pytest.mark.anyio
-@KIND
-async def test_rows_of_another_merchant_are_not_believed(store_url: str, kind: str) -> None:
-    """A list that shows another merchant's payment of the same kind does not make it ours."""
-    world, asked = make_world(store_url), order(kind)
-    world.service.list = ListBehaviour(all_merchants=True)
-    async with world.client() as client:
-        await begin(world, client)
-        await world.pay(client, [Order("before", kind, number(10))])
-        await world.lose(client, asked, made=False)
-        world.service.make(TYPES[kind], asked.phone_number, "5000", merchant_id="merchant-2")
-        await anyio.sleep(MINUTE)
-        await world.pay(client, [Order("after", kind, number(11))])
-        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
-        assert (await world.get(client, "k")).transaction_id is None
-        await world.read(client)
-        assert await unclaimed(client) == set()
 
 
 @BOTH

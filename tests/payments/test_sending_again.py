@@ -284,28 +284,6 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
         assert world.service.lists == lists
 
 
-@pytest.mark.slow
-@BOTH
-@KIND
-async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
-    """Sixteen payments that were refused softly are sent again after one listing, not after sixteen.
-
-    Those that ask while it is read may need one more; each has a few pages.
-    """
-    world = make_world(store_url)
-    orders = [Order(f"k{each}", kind, number(each)) for each in range(16)]
-    async with world.client() as client:
-        await ask_all_refused_softly(world, client, orders)
-        lists = world.service.lists
-        async with anyio.create_task_group() as group:
-            for each in orders[:8]:
-                group.start_soon(world.attempt, client, each)
-        await world.pay(client, orders[8:])
-        assert world.service.lists - lists <= 6
-        await world.hold(client, at_end=True)
-    assert len(world.service.payments) == 18
-
-
 @pytest.mark.costly("runs lines of payments/reconciler.py that no quick test runs")
 @BOTH
 @KIND
@@ -393,20 +371,6 @@ ECHOES: dict[str, Callable[[Row], Row]] = {
     "number masked": lambda row: {**row, "phone_number": f"{row['phone_number'][:6]}****{row['phone_number'][-3:]}"},
     "currency in small letters": lambda row: {**row, "currency": "tzs"},
 }
-
-
-@BOTH
-@KIND
-async def test_an_acknowledgement_may_spell_its_echo_as_it_likes(store_url: str, kind: str) -> None:
-    """Amount and number of an acknowledgement are compared by value: another spelling is no contradiction."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        for place, (name, world.service.acknowledge) in enumerate(ECHOES.items()):
-            again = await world.attempt(client, order(kind, name, place))
-            assert isinstance(again, Acknowledgement), again
-            assert [(await world.get(client, name)).transaction_id] == world.made(name)
-        assert world.service.lookups == 0
-        await world.hold(client, at_end=True)
 
 
 FIRST = {"PENDING": "PROCESSING", "PROCESSING": "PENDING"}

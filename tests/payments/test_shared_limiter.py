@@ -233,20 +233,6 @@ async def test_at_a_high_rate_many_requests_share_a_transaction() -> None:
 # -- lanes, holds ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_lanes_hold_across_processes() -> None:
-    """Payments of one process take nine tenths, bulk work of another moves once in half a minute."""
-    row = Row()
-    payments, bulk = (Queue(OnPaper(row, latency=0.005)) for _ in range(2))
-    with anyio.move_on_after(600):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(saturate, payments, PAYMENT, 10)
-            tasks.start_soon(saturate, bulk, BULK, 10)
-    assert len(payments.times) > 500
-    assert 15 <= len(bulk.times) <= 30
-
-
 @pytest.mark.anyio
 async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> None:
     """A payment that comes while lookups wait for their turn is asked for at once, not with them."""

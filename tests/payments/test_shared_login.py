@@ -7,7 +7,6 @@ with the others but the database.
 import asyncio
 import itertools
 import logging
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -652,25 +651,6 @@ async def test_a_database_that_cannot_be_reached_is_a_store_error() -> None:
     worker = Worker("sqlite:////nonexistent/folder/payments.db", service)
     assert await worker.fails() is StoreError
     assert service.logins == []
-
-
-@pytest.mark.real_time
-@pytest.mark.anyio
-async def test_processes_may_make_an_sqlite_database_at_the_same_time(sqlite_file_url: str) -> None:
-    """A process that starts while another one makes the database waits, where SQLite by itself would not."""
-    other = sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    worker = Worker(sqlite_file_url, Service())
-
-    async def let_go() -> None:
-        await anyio.sleep(0.1)  # real time: until the other waits; were it too short, this would show less
-        other.execute("ROLLBACK")
-        other.close()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(let_go)
-        assert await worker.token() == "token-1"
-    worker.database.close()
 
 
 @pytest.mark.anyio
