@@ -29,6 +29,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
+from tests.support.arguments import wrong
 from tests.support.databases import sqlite_url
 from tests.support.fakes import BASE_URL, FakeTransport, Hang, Sent, Step, connect, in_turn
 from tests.support.server import Response
@@ -52,27 +53,20 @@ LEAKING = (
     "https://pay.example/v1?key=1|https://pay.example/v1#top|https://pay.example:99999/v1|https://pay.example:x/v1|"
     "https://[::1/v1|https://pay example/v1|https://pay.example/v1\n|https://pâyments.example/v1"
 )
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    *(("base_url", {"base_url": each}) for each in ("", None, 7, b"https://pay.example/v1", *LEAKING.split("|"))),
-    ("auth", {"auth": ""}),
-    ("auth", {"auth": "two words"}),
-    ("auth", {"auth": "line\nbreak"}),
-    ("auth", {"auth": None}),
-    ("auth", {"auth": ("a@b.example", "secret", "more")}),
+CLIMBING = ("../x", "x/..", "x/%2E%2e/y", "./x")
+REFUSED = [
+    *wrong(
+        base_url=["", None, 7, b"https://pay.example/v1", *LEAKING.split("|")],
+        auth=["", "two words", "line\nbreak", None, ("a@b.example", "secret", "more")],
+        timeout=[0, None, float("inf")],
+        deadline=[0, True],
+        retry=[3, None],
+        rate_limiter=[60],
+        store=["payments.db", ...],
+        transport=["httpx", ...],
+        http_client=[...],
+    ),
     ("email", {"auth": ("", "secret")}),
-    ("timeout", {"timeout": 0}),
-    ("timeout", {"timeout": None}),
-    ("timeout", {"timeout": float("inf")}),
-    ("deadline", {"deadline": 0}),
-    ("deadline", {"deadline": True}),
-    ("retry", {"retry": 3}),
-    ("retry", {"retry": None}),
-    ("rate_limiter", {"rate_limiter": 60}),
-    ("store", {"store": "payments.db"}),
-    ("store", {"store": ...}),
-    ("transport", {"transport": "httpx"}),
-    ("transport", {"transport": ...}),
-    ("http_client", {"http_client": ...}),
     ("http_client", {"http_client": ..., "transport": "aiohttp"}),
 ]
 
@@ -475,30 +469,17 @@ class TestWithOptions:
 
     @pytest.mark.parametrize(
         ("argument", "options"),
-        [
-            ("timeout", {"timeout": 0}),
-            ("timeout", {"timeout": None}),
-            ("deadline", {"deadline": -1}),
-            ("retry", {"retry": None}),
-            ("extra_headers", {"extra_headers": [("X-Trace", "1")]}),
-            ("extra_headers", {"extra_headers": {"X-Trace": 1}}),
-            ("extra_headers", {"extra_headers": {"X Trace": "1"}}),
-            ("extra_headers", {"extra_headers": {"": "1"}}),
-            ("extra_headers", {"extra_headers": {5: "1"}}),
-            ("extra_headers", {"extra_headers": {"X-Trace": "a\r\nAuthorization: Bearer x"}}),
-            ("extra_headers", {"extra_headers": {"X-Trace": "é"}}),
-            *(
-                ("extra_headers", {"extra_headers": {name: "1"}})
-                for name in (
-                    "Authorization",
-                    "authorization",
-                    "HOST",
-                    "Content-Type",
-                    "content-length",
-                    "Transfer-Encoding",
-                )
-            ),
-        ],
+        wrong(
+            timeout=[0, None],
+            deadline=[-1],
+            retry=[None],
+            extra_headers=[
+                [("X-Trace", "1")],
+                *({"X-Trace": each} for each in (1, "a\r\nAuthorization: Bearer x", "é")),
+                *({each: "1"} for each in ("X Trace", "", 5, "Authorization", "authorization", "HOST")),
+                *({each: "1"} for each in ("Content-Type", "content-length", "Transfer-Encoding")),
+            ],
+        ),
         ids=repr,
     )
     async def test_an_odd_option_is_refused(self, argument: str, options: dict[str, Any]) -> None:
@@ -533,39 +514,36 @@ class TestWithOptions:
 class TestRequest:
     @pytest.mark.parametrize(
         ("argument", "call"),
-        [
-            ("method", {"method": ""}),
-            ("method", {"method": "GET /x"}),
-            ("method", {"method": None}),
-            ("path", {"path": ""}),
-            ("path", {"path": "x"}),
-            ("path", {"path": "/x?y=1"}),
-            ("path", {"path": "/x#y"}),
-            ("path", {"path": "/x y"}),
-            ("path", {"path": "/é"}),
-            ("path", {"path": "/{id}"}),
-            ("path", {"path": "/x\n"}),
-            ("path", {"path": "/../x"}),
-            ("path", {"path": "/x/.."}),
-            ("path", {"path": "/x/%2E%2e/y"}),
-            ("path", {"path": "/./x"}),
-            ("path", {"path": None}),
-            ("params", {"params": {"a": 1.5}}),
-            ("params", {"params": {"a": True}}),
-            ("params", {"params": {"a": None}}),
-            ("params", {"params": {1: "a"}}),
-            ("params", {"params": {"a": "\ud800"}}),
-            ("params", {"params": {"\ud800": "a"}}),
-            ("params", {"params": [("a", "b")]}),
-            ("params", {"params": "a=b"}),
-            ("json", {"json": [1]}),
-            ("json", {"json": "text"}),
-            ("json", {"json": {"amount": 1.5}}),
-            ("json", {"json": {"a": {1: 2}}}),
-            ("json", {"json": {"a": ...}}),
-            ("effect", {"effect": "write"}),
-            ("effect", {"effect": 5}),
-        ],
+        wrong(
+            method=["", "GET /x", None],
+            path=[
+                "",
+                "x",
+                "/x?y=1",
+                "/x#y",
+                "/x y",
+                "/é",
+                "/{id}",
+                "/x\n",
+                "/../x",
+                "/x/..",
+                "/x/%2E%2e/y",
+                "/./x",
+                None,
+            ],
+            params=[
+                {"a": 1.5},
+                {"a": True},
+                {"a": None},
+                {1: "a"},
+                {"a": "\ud800"},
+                {"\ud800": "a"},
+                [("a", "b")],
+                "a=b",
+            ],
+            json=[[1], "text", {"amount": 1.5}, {"a": {1: 2}}, {"a": ...}],
+            effect=["write", 5],
+        ),
         ids=repr,
     )
     async def test_an_odd_argument_is_refused_before_anything_is_sent(

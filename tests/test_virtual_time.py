@@ -66,24 +66,6 @@ def test_a_loop_may_wake_late(backend: Literal["asyncio", "trio"]) -> None:
     assert sorted(woken) == [(1.0, 1.25), (2.0, 9.0), (5.0, 9.0), (9.0, 9.0), (20.0, 20.0)]
 
 
-@pytest.mark.anyio
-async def test_time_stands_still_while_tasks_run() -> None:
-    """A busy test uses up no virtual time."""
-    start = anyio.current_time()
-    for _ in range(1000):
-        await anyio.lowlevel.checkpoint()
-    assert anyio.current_time() == start
-
-
-@pytest.mark.anyio
-async def test_a_time_out_fires_when_nothing_else_can_happen() -> None:
-    """A wait for an event that never comes ends by its time-out, at the second."""
-    start = anyio.current_time()
-    with pytest.raises(TimeoutError), anyio.fail_after(30):
-        await anyio.Event().wait()
-    assert anyio.current_time() == start + 30
-
-
 async def echo(stream: SocketStream) -> None:
     async with stream:
         try:

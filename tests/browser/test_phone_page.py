@@ -17,7 +17,6 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
-from mobilemoney_async.sandbox.script import SWITCHES
 from tests.browser.phone_page import ASHA, JUMA, NEEMA, Served, play_a_morning, serving
 from tests.support.chromium import headless, set_screen
 from tests.support.patience import PATIENCE
@@ -221,19 +220,6 @@ def test_a_wrong_pin_leaves_tries_until_the_last(user: PageUser, served: Served)
     user.sees("Not paid", "FAILED", "PAYMENT_NOT_APPROVED")
 
 
-@pytest.mark.parametrize(
-    ("control", "status", "shown"), [("decline", "FAILED", "Not paid"), ("expire", "TIMEOUT", "Expired")]
-)
-def test_a_prompt_is_declined_or_expires(user: PageUser, served: Served, control: str, status: str, shown: str) -> None:
-    """A customer who does not pay is seen by the client as one who declined, or did not answer."""
-    user.open()
-    payment = served.ask(ASHA, 15_000)
-    end = served.wait_for(payment)
-    user.press(f"{control}-{payment}")
-    assert end.result(PATIENCE).status == status
-    user.sees(shown, status)
-
-
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["360", "1440"])
 def test_the_page_alone_shows_a_payment(user: PageUser, served: Served, size: tuple[int, int]) -> None:
     """On an empty page two presses and a PIN ask a customer, and pay; the form keeps its values for the next."""
@@ -374,58 +360,6 @@ def test_everything_works_by_keyboard(user: PageUser, served: Served) -> None:
     user.until(lambda: user.chrome.switch_to.active_element.text.endswith(heading), "the focus is lost")
 
 
-def test_the_clock_is_run_from_the_page(user: PageUser, served: Served) -> None:
-    """Speed, pause and jumps act on the service's time, and the page shows it."""
-    sandbox = served.sandbox
-    user.open()
-    for rate in (5, 20, 100):
-        user.holds(f"rate-{rate}", lambda rate: sandbox.clock_rate == rate, rate)
-        user.sees(f"{rate} times as fast as real time")
-    user.holds("pause", lambda: sandbox.clock_rate == 0)
-    user.sees("Paused", "Resume")
-    before = served.call(lambda: sandbox.now)
-    for seconds in (10, 60, 600, 3600):
-        user.holds(f"jump-{seconds}", lambda seconds: (sandbox.now - before).total_seconds() >= seconds, seconds)
-    assert served.call(lambda: sandbox.now - before).total_seconds() == 10 + 60 + 600 + 3600
-    user.sees(f"{served.call(lambda: sandbox.now):%H:%M:%S}")
-    user.holds("pause", lambda: sandbox.clock_rate == 100)
-    user.holds("rate-1", lambda: sandbox.clock_rate == 1)
-
-
-def test_every_fault_is_switched_from_the_page(user: PageUser, served: Served) -> None:
-    """Each fault can be on for the next request, or until it is switched off, and all go off at once."""
-    sandbox = served.sandbox
-
-    def is_on(index: int, once: bool) -> bool:
-        state = sandbox.switches.states()[index]
-        return state.is_on and state.once == once
-
-    def is_off(index: int) -> bool:
-        return not sandbox.switches.states()[index].is_on
-
-    user.open()
-    for index, switch in enumerate(SWITCHES):
-        user.holds(f"once-{switch.slug}", is_on, index, True)
-        user.holds(f"off-{switch.slug}", is_off, index)
-        user.holds(f"keep-{switch.slug}", is_on, index, False)
-    user.sees(*(f"{switch.label}\nOn until you switch it off" for switch in SWITCHES))
-    user.holds("on-off-refused", is_off, 0)
-    user.holds("all-off", lambda: not any(state.is_on for state in sandbox.switches.states()))
-    user.sees("None: every request is answered normally")
-
-
-def test_a_fault_strikes_the_chosen_requests(user: PageUser, served: Served) -> None:
-    """A fault for one endpoint strikes it once, is counted, and is off again."""
-    user.open()
-    user.type("endpoint", "transactions")
-    user.press("once-unknown-fields")
-    user.sees("On for the next request, on transactions")
-    served.call(served.client.users.profile)
-    served.call(served.client.transactions.page, 1)
-    user.sees("struck 1×", "fault: unknown fields", "None: every request is answered normally")  # noqa: RUF001
-    assert user.find("endpoint").get_attribute("value") == "transactions"
-
-
 def test_callbacks_reach_a_real_receiver(user: PageUser, served: Served) -> None:
     """Each mode of the callback sender, and a forged callback, arrive at a program of the merchant's."""
     bodies: list[bytes] = []
@@ -474,17 +408,6 @@ def test_a_wrong_url_is_explained_beside_its_field(user: PageUser, served: Serve
     assert "callback-url-error" in str(field.get_attribute("aria-describedby"))
     show(user, "wrong-url")
     assert served.sandbox.callbacks.url is None
-
-
-def test_customers_answer_automatically(user: PageUser, served: Served) -> None:
-    """The switch above the phones decides whether you answer, or the sandbox does."""
-    user.open()
-    user.holds("by-hand-no", lambda: not served.sandbox.by_hand)
-    served.ask(ASHA, 15_000)
-    user.sees("Answers automatically")
-    user.press("jump-600")
-    user.sees("Paid")
-    user.holds("by-hand-yes", lambda: served.sandbox.by_hand)
 
 
 def test_masked_numbers_are_nowhere_on_the_page(user: PageUser, served: Served) -> None:

@@ -243,17 +243,6 @@ def test_the_last_request_is_the_last_that_counts() -> None:
     assert bucket.last_at() == 3.0
 
 
-def test_a_place_given_back_from_among_others_is_free_again() -> None:
-    """Ten places, the fourth given back: one more goes at once, and then none."""
-    bucket = make_bucket()
-    for number in range(10):
-        bucket.take(number / 100)
-    bucket.give_back(0.03)
-    assert bucket.ready_at() <= 0.09
-    bucket.take(0.09)
-    assert bucket.ready_at() > 1
-
-
 @pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("gap", [0.01, 0.7, 1.0, 3.0])
 def test_a_place_given_back_from_among_others_leaves_no_trace(gap: float, number: int) -> None:
@@ -266,18 +255,6 @@ def test_a_place_given_back_from_among_others_leaves_no_trace(gap: float, number
     bucket.give_back(gap * number)
     turns, expected = ([grant(each, gap * 9) for _ in range(20)] for each in (bucket, without))
     assert turns == pytest.approx(expected)
-
-
-def test_a_place_given_back_is_used_up_by_nobody() -> None:
-    """Ten places, one given back: one more goes at once."""
-    bucket = make_bucket()
-    for _ in range(10):
-        bucket.take(0.0)
-    assert bucket.ready_at() > 0
-    bucket.undo()
-    assert bucket.ready_at() <= 0
-    bucket.take(0.0)
-    assert bucket.ready_at() > 0
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])

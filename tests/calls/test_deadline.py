@@ -25,14 +25,12 @@ from tests.support.fakes import (
     NOON,
     PASSWORD,
     PHONE_NUMBER,
-    TOKEN,
     FakeTransport,
     Hang,
     Sent,
     Step,
     make_client,
     refusal,
-    replies,
     script,
     service,
 )
@@ -161,17 +159,6 @@ async def test_the_time_out_is_for_one_attempt() -> None:
     assert watch.seconds == pytest.approx(110.0)
 
 
-async def test_a_create_that_times_out_is_in_doubt() -> None:
-    """No answer within `timeout`: sent once, and OutcomeUnknown at that very second."""
-    transport = FakeTransport(lambda sent: Hang())
-    watch = Stopwatch()
-    with pytest.raises(OutcomeUnknown) as caught:
-        await pay(make_client(transport, timeout=7.0))
-    assert watch.seconds == pytest.approx(7.0)
-    assert len(transport.sent) == 1
-    assert isinstance(caught.value.__cause__, RequestTimeout)
-
-
 async def test_a_slow_answer_counts_against_the_time_out_as_a_whole() -> None:
     """A service that drips its answer byte by byte does not keep a call for ever."""
 
@@ -269,30 +256,7 @@ async def never(request: object) -> NeverAnswer:
     return NeverAnswer()
 
 
-async def test_a_lookup_is_made_again_after_a_time_out() -> None:
-    async with serve(replies(NeverAnswer(), NeverAnswer())) as server:
-        async with make_client(base_url=server.base_url, timeout=5.0) as client:
-            await look_up(client)
-    assert len(server.requests) == 3
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
-
-
-async def test_with_options_changes_patience_and_shares_the_rest() -> None:
-    """One call may have less time than the others, on the same limiter, token and connections."""
-    transport = FakeTransport(lambda sent: Hang())
-    client = make_client(transport, timeout=30.0)
-    hasty = client.with_options(timeout=1.0, retry=ONCE)
-    watch = Stopwatch()
-    with pytest.raises(RequestTimeout):
-        await look_up(hasty)
-    assert watch.seconds == pytest.approx(1.0)
-    with pytest.raises(RequestTimeout):
-        await look_up(hasty.with_options(deadline=0.5))
-    assert watch.seconds == pytest.approx(1.5)
-    assert hasty._pipeline.limiter is client._pipeline.limiter
-    assert {sent.token for sent in transport.sent} == {TOKEN}
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "10"])

@@ -25,6 +25,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from tests.contract import samples
+from tests.support.arguments import wrong
 from tests.support.databases import sqlite_url
 from tests.support.fakes import connect, in_turn
 
@@ -99,27 +100,14 @@ class TestErrors:
         assert caught.value.__cause__.path == "$.transaction_id"
 
 
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("amount", {"amount": 10.0}),
-    ("amount", {"amount": True}),
-    ("amount", {"amount": 0}),
-    ("amount", {"amount": "-5"}),
-    ("amount", {"amount": "10.50"}),
-    ("amount", {"amount": Decimal("NaN")}),
-    ("phone_number", {"phone_number": "0680000001"}),
-    ("phone_number", {"phone_number": None}),
-    ("extra", {"extra": {"fee": 1.5}}),
-    ("extra", {"extra": {"a": [{"b": float("nan")}]}}),
-    ("extra", {"extra": {"a": {1.5}}}),
-    ("extra", {"extra": {"phone_number": "+255680000002"}}),
-    ("extra", {"extra": {"amount": "1"}}),
-    ("extra", {"extra": {1: "a"}}),
-    ("extra", {"extra": {"a": {1: "a"}}}),
-    ("extra", {"extra": [("a", 1)]}),
-    ("extra", {"extra": "a=1"}),
-    ("extra", {"extra": {"a": ...}}),
-    ("extra", {"extra": {"a": "\ud800"}}),
-]
+REFUSED = wrong(
+    amount=[10.0, True, 0, "-5", "10.50", Decimal("NaN")],
+    phone_number=["0680000001", None],
+    extra=[
+        *({"a": value} for value in ([{"b": float("nan")}], {1.5}, {1: "a"}, ..., "\ud800")),
+        *({"fee": 1.5}, {"phone_number": "+255680000002"}, {"amount": "1"}, {1: "a"}, [("a", 1)], "a=1"),
+    ],
+)
 
 
 class TestArguments:

@@ -20,6 +20,7 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from tests.contract import samples
+from tests.support.arguments import wrong
 from tests.support.fakes import Handler, Sent, Step, connect
 from tests.support.server import Response
 
@@ -265,21 +266,15 @@ class TestAgain:
         assert failed == 2
 
 
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("limit", {"limit": 0}),
-    ("limit", {"limit": 101}),
-    ("limit", {"limit": True}),
-    ("limit", {"limit": "10"}),
-    ("from_date", {"from_date": dt.datetime(2025, 1, 1, tzinfo=dt.UTC)}),
-    ("from_date", {"from_date": "2025-01-01"}),
-    ("to_date", {"to_date": dt.datetime(2025, 1, 1, tzinfo=dt.UTC)}),
-    ("to_date", {"to_date": 20250101}),
+REFUSED = [
+    *wrong(
+        limit=[0, 101, True, "10"],
+        from_date=[dt.datetime(2025, 1, 1, tzinfo=dt.UTC), "2025-01-01"],
+        to_date=[dt.datetime(2025, 1, 1, tzinfo=dt.UTC), 20250101],
+        status=["", 5, "\ud800"],
+        type=[" ", b"collection"],
+    ),
     ("from_date", {"from_date": dt.date(2025, 1, 2), "to_date": dt.date(2025, 1, 1)}),
-    ("status", {"status": ""}),
-    ("status", {"status": 5}),
-    ("status", {"status": "\ud800"}),
-    ("type", {"type": " "}),
-    ("type", {"type": b"collection"}),
 ]
 
 
