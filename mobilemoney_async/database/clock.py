@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import attrs
 
-LONGEST = 60.0
-"""The longest time for which a lease may be given, seconds."""
+SETBACK = 1.0
+"""Seconds by which a time that another process has written may be ahead. Beyond that, the clock was set back since."""
 
 
 class WallClock:
@@ -45,29 +45,33 @@ class Lease:
         holder: The process that has it, or None.
         epoch: The number of times that it has changed hands.
         until: When it ends unless it is renewed, seconds of the store's clock.
+        written: When it was taken or renewed. A clock that shows less was set back, or restarted with its host.
     """
 
     holder: str | None = None
     epoch: int = 0
     until: float = 0.0
+    written: float = 0.0
 
     def ends_at(self, now: float) -> float | None:
-        """Return when it ends, or None if it is free.
-
-        An end that is further away than any lease lasts was written by another clock: that of the host before it was
-        restarted.
-        """
-        if self.holder is None or not now < self.until <= now + LONGEST:
-            return None
-        return self.until
+        """Return when it ends; None if it is free, or if the clock was set back, so that its end must be asked for."""
+        return None if self.holder is None or self.until <= now or self._is_ahead(now) else self.until
 
     def taken(self, by: str, now: float, ttl: float) -> Lease:
-        """Return the lease after a process has asked for it for `ttl` seconds; it gets it if it was free or its own."""
+        """Return the lease after a process has asked for it for `ttl` seconds; it gets it if it was free or its own.
+
+        After the clock was set back, another's is counted anew: its holder counts its time by a clock of its own.
+        """
         if self.holder == by:
-            return attrs.evolve(self, until=now + ttl)
+            return attrs.evolve(self, until=now + ttl, written=now)
+        if self.holder is not None and self._is_ahead(now):
+            return attrs.evolve(self, until=now + self.until - self.written, written=now)
         if self.ends_at(now) is not None:
             return self
-        return Lease(holder=by, epoch=self.epoch + 1, until=now + ttl)
+        return Lease(holder=by, epoch=self.epoch + 1, until=now + ttl, written=now)
+
+    def _is_ahead(self, now: float) -> bool:
+        return self.written > now + SETBACK
 
     def released(self, by: str) -> Lease:
         """Return the lease after a process has given it back, if it had it."""

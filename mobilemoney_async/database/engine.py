@@ -6,6 +6,8 @@ asked for it is cancelled; it is bounded by the database's time-outs (`url.PATIE
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import random
 import socket
@@ -23,7 +25,7 @@ import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import schema
-from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.database.clock import SETBACK, WallClock
 from mobilemoney_async.database.group import AfterCommit, Group, Piece, run_together
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
@@ -43,6 +45,8 @@ from mobilemoney_async.database.url import (
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import redact
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 T = TypeVar("T")
 
@@ -86,6 +90,7 @@ class Database:
         self.can_listen: bool = self.dialect == "postgresql"  # and no pooler is between, which the first use shows
         self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
+        self._last_reading = (-math.inf, 0.0)  # of PostgreSQL's clock, and when by the clock of this host
         self._engine: sa.Engine | None = None
         self._start_afresh()
 
@@ -456,9 +461,14 @@ class Database:
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""
-        asked_at = self.wall_clock.host()
+        asked_at, began = self.wall_clock.host(), time.monotonic()
         shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
         self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
+        last, self._last_reading = self._last_reading, (shown, time.monotonic())
+        # Of two readings the second one began after the first had ended; those of other threads may overlap.
+        back = last[0] + max(0.0, began - last[1]) - shown
+        if back > SETBACK:
+            logger.warning("the clock of the database has gone back by %.1f s: what is timed comes later", back)
         return shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import attrs
@@ -24,11 +24,16 @@ def change_lease(
     """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then, or had it."""
     place = {"account": account, "name": name}
     row = lock_row(connection, leases, place)
-    lease = Lease(holder=row.holder, epoch=row.epoch, until=row.until)
+    lease = read_lease(row)
     lease = lease.released(by) if ttl is None else lease.taken(by, clock(), ttl)
     here = (leases.c[column] == value for column, value in place.items())
     connection.execute(leases.update().where(*here).values(attrs.asdict(lease)))
     return by in {row.holder, lease.holder}
+
+
+def read_lease(row: sa.Row[Any]) -> Lease:
+    """Return the lease of a row."""
+    return Lease(holder=row.holder, epoch=row.epoch, until=row.until, written=row.written)
 
 
 async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Awaitable[object]], *, every: float) -> T:

@@ -246,14 +246,14 @@ accounts: sa.Table = sa.Table(
 )
 
 # The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it
-# has read. `until` is a time of the store's clock.
+# has read. `until` is a time of the store's clock, and `written` that of the last renewal.
 leases: sa.Table = sa.Table(
     "mobilemoney_leases",
     METADATA,
     *_columns(sa.Text, "account", "name", primary_key=True),
     sa.Column("holder", sa.Text),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
-    sa.Column("until", sa.Double, nullable=False, default=0.0),
+    *_columns(sa.Double, "until", "written", nullable=False, default=0.0),
     sa.Column("followed", sa.BigInteger, nullable=False, default=0),
     sa.Column("told", sa.BigInteger, nullable=False, default=0),
 )

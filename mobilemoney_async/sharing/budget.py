@@ -25,6 +25,7 @@ import attrs
 
 from mobilemoney_async.calls.bucket import Bucket, Past, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.database.clock import SETBACK
 
 HORIZON = 0.25
 """The time ahead for which slots are reserved, seconds."""
@@ -38,8 +39,6 @@ _GRACE = 1.0
 _LONGEST = 5.0
 # The shortest pause between two requests of a process for slots, seconds.
 _SHORTEST = 0.005
-# Seconds by which the clocks of one host's processes may differ. Beyond that the store's clock was set back.
-_CLOCKS_DIFFER = 1.0
 _MICRO = 1_000_000
 # Seconds by which a time on the grid may miss it, as a float that was moved from one clock to another and back.
 _NOISE = 1e-8
@@ -133,7 +132,7 @@ def find_usage(row: str | None, now: float) -> tuple[Usage, Limit] | None:
 
     None before the first reservation, and where the clock has been set back since the last one, as by a reboot.
     """
-    if not row or json.loads(row)["at"] > _micros(now + _CLOCKS_DIFFER):
+    if not row or json.loads(row)["at"] > _micros(now + SETBACK):
         return None
     budget = _Budget.read(row, now)
     return budget.bucket.usage(now), budget.limit
@@ -303,7 +302,7 @@ class _Budget:
         """Return the contents of a row. If the clock was set back, by a reboot say, the past moves along."""
         raw: dict[str, Any] = json.loads(row)
         back = raw["at"] - _micros(now)
-        shift = -back if back > _CLOCKS_DIFFER * _MICRO else 0
+        shift = -back if back > SETBACK * _MICRO else 0
 
         def seconds(micros: int) -> float:
             return (micros + shift) / _MICRO

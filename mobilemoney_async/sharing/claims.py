@@ -25,7 +25,7 @@ from sqlalchemy.dialects import postgresql
 
 from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.database.clock import LONGEST
+from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database, ahead
 from mobilemoney_async.database.schema import insert_missing, leases, lock_row, stores
 from mobilemoney_async.errors import StoreError
@@ -44,7 +44,7 @@ _LOOK, _KEPT, _SHIELD = 2.0, 60.0, 10.0
 # while so many wait for a host.
 _SLACK, _MOST_GIVEN, _MOST_WAITING = 0.1, 10, 50
 _CLAIM, _LOOK_NAME, _HOST = "worker", "work", "worker "
-_FREE: dict[str, Any] = {"holder": None, "until": 0.0}
+_FREE: dict[str, Any] = {"holder": None, "until": 0.0, "written": 0.0}
 
 _here = leases.c
 _IS_CLAIM = _here.name == _CLAIM
@@ -215,25 +215,25 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     run, own, is_own = connection.execute, _HOST + asked.host, _here.holder == asked.host
     lock_row(connection, leases, {"account": "", "name": own})
     now = clock()
-    until = now + TTL
+    renewed = {"until": now + TTL, "written": now}
     takes_some = asked.most > 0
-    run(leases.update().where(*_is(own)).values(holder=asked.host, until=until if takes_some else now))
+    run(leases.update().where(*_is(own)).values(holder=asked.host, **renewed | ({} if takes_some else {"until": now})))
     if asked.given_back:
         is_given = _is_among(connection, _here.account, asked.given_back)
         run(leases.update().where(_IS_CLAIM, is_given, is_own).values(_FREE))
     is_held = _is_among(connection, _here.account, asked.held)
     kept, seen = dict[str, int](), dict[str, tuple[str, int, int]]()
     if asked.held:
-        renewed = leases.update().where(_IS_CLAIM, is_held, is_own).values(until=until)
-        kept = {row.account: row.followed for row in run(renewed.returning(_here.account, _here.followed))}
+        own_ones = leases.update().where(_IS_CLAIM, is_held, is_own).values(renewed)
+        kept = {row.account: row.followed for row in run(own_ones.returning(_here.account, _here.followed))}
     if asked.pollers:
         is_poller = (_here.name == "poller", is_held, _is_among(connection, _here.holder, asked.pollers))
         # One that is locked renews itself, or gives its lease back.
-        run(leases.update().where(_unlocked(*is_poller)).values(until=until))
+        run(leases.update().where(_unlocked(*is_poller)).values(renewed))
         rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
         seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
     shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
-    alive = {name for name, row in shared.items() if name.startswith(_HOST) and now < row.until <= now + LONGEST}
+    alive = {name for name, row in shared.items() if name.startswith(_HOST) and row.until > now}
     hosts = len(alive | {own})
     look = shared.get(_LOOK_NAME)
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
@@ -259,7 +259,7 @@ def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[
     new = {row.account: row.followed for row in run(free.limit(most).with_for_update(skip_locked=True))}
     if new:
         taken = leases.update().where(_IS_CLAIM, _here.account.in_(new))
-        run(taken.values(holder=host, until=now + TTL, epoch=_here.epoch + 1))
+        run(taken.values(holder=host, until=now + TTL, written=now, epoch=_here.epoch + 1))
         # Of a dead host, or of one that gave the account back and not the lease, since the database failed just then.
         was_claimed = _here.holder.like("%.%")
         run(leases.update().where(_unlocked(_here.account.in_(new), ~_IS_CLAIM, was_claimed)).values(_FREE))
@@ -270,10 +270,11 @@ def _takes_look(connection: sa.Connection, known: sa.Row[Any] | None, now: float
     """Return whether the next look for work is due, and becomes this host's."""
     if known is None:
         connection.execute(insert_missing(leases, connection.dialect.name), {"account": "", "name": _LOOK_NAME})
-    elif now <= known.until <= now + LONGEST:
+    elif now < known.until and known.written <= now + SETBACK:
         return False
     # A host that holds the row and stands still must not hold up the renewals of all others.
-    look = leases.update().where(_unlocked(*_is(_LOOK_NAME), _is_over(now))).values(until=now + _LOOK)
+    is_due = _unlocked(*_is(_LOOK_NAME), (_here.until <= now) | _is_ahead(now))
+    look = leases.update().where(is_due).values(until=now + _LOOK, written=now)
     return connection.execute(look.returning(_here.name)).first() is not None
 
 
@@ -289,6 +290,8 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
         for some in chunks(each for each in changed if changed[each] == due):
             run(leases.update().where(_unlocked(_IS_CLAIM, _here.account.in_(some))).values(followed=due))
     now = clock()
+    # Counted anew, as `Lease` does it.
+    run(leases.update().where(_unlocked(_is_ahead(now))).values(until=now + _here.until - _here.written, written=now))
     run(leases.delete().where(_unlocked(_IS_CLAIM, _here.followed == 0, _here.until <= now)))
     is_old = (_here.account == "", _here.name.startswith(_HOST), _here.until <= now - _KEPT)
     run(leases.delete().where(_unlocked(*is_old)))
@@ -297,12 +300,12 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
 
 def _is_waiting(now: float) -> Iterable[sa.ColumnElement[bool]]:
     """Return the conditions of the accounts with work that no living host has."""
-    return _IS_CLAIM, _here.followed != 0, _is_over(now)
+    return _IS_CLAIM, _here.followed != 0, _here.until <= now
 
 
-def _is_over(now: float) -> sa.ColumnElement[bool]:
-    """Return the condition of a lease that has ended; an end further away was written before the clock was set back."""
-    return ~_here.until.between(now, now + LONGEST)
+def _is_ahead(now: float) -> sa.ColumnElement[bool]:
+    """Return the condition of a lease that was written before the clock was set back."""
+    return _here.written > now + SETBACK
 
 
 def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:

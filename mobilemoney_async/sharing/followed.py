@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.leases import read_lease
 from mobilemoney_async.database.schema import followed, leases, lock_row, payments
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
@@ -57,12 +58,8 @@ def lock(journal: Journal) -> LeaseRow:
 
 def save(journal: Journal, row: LeaseRow) -> None:
     """Write the row that was locked."""
-    lease = row.lease
-    journal.connection.execute(
-        leases.update()
-        .where(*_here(journal))
-        .values(holder=lease.holder, epoch=lease.epoch, until=lease.until, followed=row.followed, told=row.told)
-    )
+    values = attrs.asdict(row.lease) | {"followed": row.followed, "told": row.told}
+    journal.connection.execute(leases.update().where(*_here(journal)).values(values))
 
 
 def notify(journal: Journal, channel: str, payload: str) -> None:
@@ -250,8 +247,7 @@ def _read(row: sa.Row[Any]) -> News:
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
-    lease = Lease(holder=row.holder, epoch=row.epoch, until=row.until)
-    return LeaseRow(lease=lease, followed=row.followed, told=row.told)
+    return LeaseRow(lease=read_lease(row), followed=row.followed, told=row.told)
 
 
 def _here(journal: Journal) -> tuple[sa.ColumnElement[bool], ...]:

@@ -20,8 +20,8 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.engine import Clock
+from mobilemoney_async.database.leases import read_lease
 from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments, unclaimed
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.account_store import AccountStore
@@ -221,10 +221,8 @@ def _of_account(journal: Journal) -> tuple[str | None, int]:
 def _held(journal: Journal, shared: float) -> set[str]:
     """Return the names of the leases that a process holds at a time of the store's clock."""
     columns = leases.c
-    rows = journal.connection.execute(
-        sa.select(columns.name, columns.holder, columns.until).where(columns.account == journal.account)
-    )
-    return {row.name for row in rows if Lease(holder=row.holder, until=row.until).ends_at(shared) is not None}
+    rows = journal.connection.execute(sa.select(leases).where(columns.account == journal.account))
+    return {row.name for row in rows if read_lease(row).ends_at(shared) is not None}
 
 
 def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:

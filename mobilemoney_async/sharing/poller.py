@@ -52,8 +52,8 @@ def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> Sto
 class StoreFleet:
     """One poller's part in following payments together; see `polling.sharing.Fleet` for the times, in seconds.
 
-    It is used by one task at a time, except for `listen`. `ttl` is at most `clock.LONGEST`, unless there is a `claim`:
-    then the lease is renewed along with that, and costs no transaction of its own.
+    It is used by one task at a time, except for `listen`. If there is a `claim`, the lease is renewed along with that,
+    and costs no transaction of its own.
     """
 
     claim: Claim | None = None

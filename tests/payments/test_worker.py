@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -26,6 +27,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.client import claimed
+from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import leases
 from mobilemoney_async.payments.dispatcher import Dispatcher
@@ -642,6 +644,30 @@ async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_
     assert {each.account for each in renewal.lost} == set(shops(3))
     held = sa.select(leases.c.name).where(leases.c.account == "shop-00", leases.c.holder.is_not(None))
     assert sorted(execute(sqlite_file_url, held)) == [("dispatcher",), ("worker",)]
+
+
+@pytest.mark.parametrize("back", [3.0, 30.0, 300.0])
+async def test_a_clock_that_goes_back_keeps_no_account_waiting(
+    postgres_url: str, back: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another host takes those of a dead one over within two claims, new accounts are found, and it is said once."""
+    now, gone_back = 1_000_000.0, 0.0
+    clock: sa.Select[Any] = sa.select(sa.bindparam("now", type_=sa.Double(), callable_=lambda: now - gone_back))
+    monkeypatch.setattr(engine_module, "_POSTGRESQL_CLOCK", clock)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
+    await with_work(postgres_url, 2)
+    dead, other = claims_of(postgres_url), claims_of(postgres_url)
+    for each in (dead, dead, other):
+        await renew(each)
+    assert sorted(dead.held) == shops(2)
+    gone_back = back
+    await with_work(postgres_url, 3)
+    for second in range(round(2 * TTL)):
+        await renew(other)
+        assert second >= TTL or {*other.held} <= {"shop-02"}
+        now += 1
+    assert sorted(other.held) == shops(3)
+    assert caplog.text.count("the clock of the database has gone back by") == 1
 
 
 async def test_a_host_that_stands_still_during_its_look_holds_up_nobody(postgres_url: str) -> None:
