@@ -8,6 +8,7 @@ import io
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, BinaryIO, TextIO, TypeAlias
@@ -308,17 +309,22 @@ def _read_amount(amount: Any) -> str:
 def _read_number(text: str, *, local_numbers: bool) -> str:
     if local_numbers:
         return tanzanian(text)
-    try:
+    with suppress(InvalidRequest):
         return normalise_phone_number(text)
-    except InvalidRequest:
-        try:
-            tanzanian(text)
-        except InvalidRequest:
-            advice = number_advice(text) if isinstance(text, str) else ""
-            raise refuse("phone_number", "in international format, such as +255681234567", advice=advice) from None
+    advice = number_advice(text) if isinstance(text, str) else ""
+    if not advice and _is_local(text):
         said = "local_numbers (--local-numbers) reads it as Tanzanian"
         problem = f"phone_number does not begin with + and a country code: {said}"
-        raise InvalidRequest(problem, argument="phone_number") from None
+        raise InvalidRequest(problem, argument="phone_number")
+    raise refuse("phone_number", "in international format, such as +255681234567", advice=advice)
+
+
+def _is_local(text: str) -> bool:
+    try:
+        tanzanian(text)
+    except InvalidRequest:
+        return False
+    return True
 
 
 @attrs.frozen(kw_only=True)
