@@ -20,6 +20,9 @@ Rules of virtual time:
 - On asyncio the clock does wait for what `loop.run_in_executor` runs, up to a real second for each: Django's views and
   models (`sync_to_async`), `asyncio.to_thread`, name look-ups. It does not for anyio's threads, in which FastAPI runs
   routes that are plain functions.
+- On asyncio it also waits, up to a real second, for the answer on a socket to another process or thread, once something
+  was written to it: asyncpg, psycopg's async connections, redis. A query that takes longer, or a command that waits for
+  others by itself (`BLPOP`), is given up after that.
 - The threads of a store (`AsyncClient(store=...)`) are the exception: time stops while one of them works, for as
   long as that takes. A database file in the test's own directory is a good companion of virtual time; other processes
   on the same database are not.
@@ -30,11 +33,13 @@ Rules of virtual time:
 import asyncio
 import functools
 import math
+import os
 import selectors
+import socket
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 import anyio
@@ -42,6 +47,7 @@ import anyio
 from mobilemoney_async.database import threads as worker_threads
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
     from trio.testing import MockClock
 
 T = TypeVar("T")
@@ -50,8 +56,10 @@ Ts = TypeVarTuple("Ts")
 # Real seconds that an idle loop with open sockets gives the kernel before the clock jumps. Linux as a rule hands over
 # loopback segments before send() returns; when it defers that work, or on other systems, a thread has to run first.
 _GRACE: Final = 0.002
-# Real seconds for which it waits for a function in an executor. Then that may itself be waiting for this loop.
+# Real seconds for which it waits for a function in an executor, or an answer. Then these may be waiting for this loop.
 _PATIENCE: Final = 1.0
+# Real seconds for which it waits for more of an answer.
+_MORE: Final = 0.02
 _RESOLUTION: Final = time.get_clock_info("monotonic").resolution
 
 
@@ -62,6 +70,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         now: The virtual time in seconds. It starts at 0, as trio's mock clock does.
         holds: The number of threads at work for which the clock waits.
         jobs: Functions in an executor for which it waits too, but not for ever.
+        asked: Sockets to other processes or threads that owe an answer, with the real time until which it waits.
         late: Returns by how much the loop wakes late, seconds.
     """
 
@@ -71,6 +80,25 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.now: float = 0.0
         self.holds: int = 0
         self.jobs: set[asyncio.Future[Any]] = set()
+        self.asked: dict[int, float] = {}
+
+    def ask(self, file: int) -> None:
+        """Wait for what comes from a socket."""
+        self.asked[file] = time.monotonic() + _PATIENCE
+
+    def leads_out(self, file: int) -> bool:
+        """Return whether a socket is connected to one that this loop does not serve, of TCP or a Unix socket."""
+        try:
+            with socket.socket(fileno=os.dup(file)) as known:
+                address = known.getpeername()
+        except OSError:  # it is no socket, or not connected
+            return False
+        for each in [key.fd for key in self.get_map().values()]:
+            with suppress(OSError), socket.socket(fileno=os.dup(each)) as known:
+                own = known.getsockname()
+                if own == address or (isinstance(address, tuple) and isinstance(own, tuple) and own[1] == address[1]):
+                    return False
+        return True
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return the ready files; if there are none and a timer is due in `timeout` seconds, jump there."""
@@ -83,6 +111,8 @@ class _JumpingSelector(selectors.DefaultSelector):
             if ready := super().select(_PATIENCE):
                 return ready
             self.jobs.clear()
+        if ready := self._wait_for_answers():
+            return ready
         # A loop without sockets still listens to itself, through the pair that wakes it from other threads.
         has_sockets = len(self.get_map()) > 1
         ready = super().select(0) or (super().select(_GRACE) if has_sockets else [])
@@ -93,6 +123,17 @@ class _JumpingSelector(selectors.DefaultSelector):
                 # for that sum, and a timer due exactly now would never fire.
                 self.now = math.nextafter(self.now, math.inf)
         return ready
+
+    def _wait_for_answers(self) -> list[tuple[selectors.SelectorKey, int]]:
+        while self.asked:
+            now = time.monotonic()
+            if ready := super().select(max(0.0, max(self.asked.values()) - now)):
+                for key, _ in ready:
+                    if key.fd in self.asked:
+                        self.asked[key.fd] = time.monotonic() + _MORE
+                return ready
+            self.asked.clear()
+        return []
 
 
 class VirtualClockEventLoop(asyncio.SelectorEventLoop):
@@ -118,6 +159,47 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         self._clock.jobs.add(job)
         job.add_done_callback(self._clock.jobs.discard)
         return job
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, as any loop does; for answers of another process or thread the clock waits."""
+        return self._follow(await super().create_connection(*args, **options))
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, as any loop does; for answers of another process or thread the clock waits."""
+        return self._follow(await super().create_unix_connection(*args, **options))
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """Connect, as any loop does; the clock waits for it."""
+        self._clock.ask(file := sock.fileno())
+        try:
+            await super().sock_connect(sock, address)
+        finally:
+            self._clock.asked.pop(file, None)
+
+    def add_reader(self, fd: "FileDescriptorLike", callback: Callable[[*Ts], Any], *args: *Ts) -> None:
+        """Call a function when something can be read. For another process or thread the clock waits."""
+        if self._clock.leads_out(file := fd if isinstance(fd, int) else fd.fileno()):
+            self._clock.ask(file)
+        super().add_reader(fd, callback, *args)
+
+    def remove_reader(self, fd: "FileDescriptorLike") -> bool:
+        """Take back `add_reader`."""
+        self._clock.asked.pop(fd if isinstance(fd, int) else fd.fileno(), None)
+        return super().remove_reader(fd)
+
+    def _follow(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Let the clock wait after each write to a connection that leads out of this loop."""
+        transport: Any = made[0]
+        file = transport.get_extra_info("socket").fileno()
+        if self._clock.leads_out(file):
+            for name in ("write", "writelines"):
+                setattr(transport, name, functools.partial(self._write, file, getattr(transport, name)))
+            self._clock.ask(file)  # what was written while it was made, or a greeting
+        return made
+
+    def _write(self, file: int, write: Callable[[Any], None], data: Any) -> None:
+        self._clock.ask(file)
+        write(data)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait for the threads without a limit, as they live in real time; `timeout` is ignored."""
