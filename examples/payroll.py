@@ -90,6 +90,8 @@ def show(batch: PayoutBatch) -> int:
     print(f"batch {batch.id}: {batch.lines} salaries, {batch.total:,} TZS, {batch.state}, digest {batch.digest}")
     for line, reason in batch.duplicates.items():
         print(f"line {line}: paid twice? {reason}")
+    for line, reason in batch.warnings.items():
+        print(f"line {line}: {reason}")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -27,7 +27,7 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.payout_batch import MOST_TEXT, PayoutBatch, digest, read_rows, total_of
+from mobilemoney_async.payments.payout_batch import MOST_TEXT, PayoutBatch, digest, read_rows, total_of, warnings_of
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -85,10 +85,13 @@ def check(file: File, *, local_numbers: LocalNumbers = False, as_json: AsJSON = 
     """
     rows = read_rows(_read(file), local_numbers=local_numbers)
     total, content = total_of(rows), digest(rows)
+    warnings = warnings_of((each.line, each.phone_number) for each in rows)
     if as_json:
-        output.print_json(output.plain({"lines": len(rows), "total": total, "digest": content}, unmasked=False))
+        facts = {"lines": len(rows), "total": total, "digest": content, "warnings": warnings}
+        output.print_json(output.plain(facts, unmasked=False))
     else:
-        output.show_facts({"payouts": f"{len(rows):,}", "total": output.money(total), "digest": content})
+        shown = {"payouts": f"{len(rows):,}", "total": output.money(total), "digest": content}
+        output.show_facts(shown | _notes({}, warnings))
 
 
 @add_command(payouts_app, "propose")
@@ -104,7 +107,7 @@ def propose(
 ) -> None:
     """Record a batch for another person to approve. Sends nothing.
 
-    Shows its totals, its digest, and lines that look as if they were paid twice.
+    Shows its totals, its digest, and lines that look as if they were paid twice, or to a wrong number.
     """
     content, settings = _read(file), find_store(service)
     new = missing_file(settings)
@@ -330,8 +333,16 @@ def _facts(batch: PayoutBatch) -> dict[str, str | None]:
         "digest": batch.digest,
         **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
         "payments": _states(batch),
-        **{f"line {line}": f"paid twice? {reason}" for line, reason in batch.duplicates.items()},
+        **_notes(batch.duplicates, batch.warnings),
     }
+
+
+def _notes(duplicates: Mapping[int, str], warnings: Mapping[int, str]) -> dict[str, str]:
+    """Return what to look at before an approval, by line."""
+    noted = {line: [f"paid twice? {reason}"] for line, reason in duplicates.items()}
+    for line, reason in warnings.items():
+        noted.setdefault(line, []).append(reason)
+    return {f"line {line}": "; ".join(noted[line]) for line in sorted(noted)}
 
 
 def _states(batch: PayoutBatch) -> str:

@@ -47,7 +47,9 @@ _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
 # Name of no column: the mark of a row whose amount a comma may have divided.
 _DIVIDED = object()
-_OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason")
+_OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason", "warning")
+# End of a number that a spreadsheet has shown as 2.55681E+11, and saved so.
+_CUT = "000000"
 # Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
 _FIXED = {"type": str(TransactionType.DISBURSEMENT), "currency": CURRENCY}
 
@@ -137,6 +139,20 @@ def keys_of(content: str, rows: Iterable[PayoutRow]) -> list[str]:
 def total_of(rows: Iterable[PayoutRow]) -> Decimal:
     """Return the sum of the amounts, exactly."""
     return Decimal(sum(int(row.amount) for row in rows))
+
+
+def warnings_of(numbers: Iterable[tuple[int, str]]) -> Mapping[int, str]:
+    """Return what to check before the approval, by line: of lines and their phone numbers. Nothing is refused."""
+    lines: dict[str, list[int]] = {}
+    for line, number in numbers:
+        lines.setdefault(number, []).append(line)
+    found: dict[int, list[str]] = {}
+    for number, own in lines.items():
+        shared = f"{len(own):,} lines pay this number: {_name_lines(own)}" if own[1:] else ""
+        cut = f"the number ends in {_CUT}: a spreadsheet may have rounded it" if number.endswith(_CUT) else ""
+        for line in own if shared or cut else ():
+            found[line] = [*filter(None, (shared, cut))]
+    return {line: "; ".join(found[line]) for line in sorted(found)}
 
 
 def read_person(by: object) -> str:
@@ -341,6 +357,7 @@ class PayoutLine(Data):
         transaction_id: The service's transaction, once known.
         fee: The total fee in TZS, where the service shows one, or None.
         reason: Why it failed, was refused, waits or is unknown, or None.
+        warning: What to check before the approval, as in `PayoutBatch.warnings`, or None.
         info: The other columns of the file.
     """
 
@@ -352,6 +369,7 @@ class PayoutLine(Data):
     transaction_id: str | None = None
     fee: Decimal | None = None
     reason: str | None = None
+    warning: str | None = None
     info: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
@@ -372,9 +390,11 @@ class PayoutBatch(Data):
         cancelled_at: When, or None.
         lines: The number of its lines.
         total: The sum of their amounts, TZS.
-        duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient and
-            amount are in an earlier line, or in a payment of the last thirty days, or the key is in use. Someone has to
-            look; nothing is stopped. Empty in a list of batches.
+        duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient is
+            in an earlier line, or with the same amount in a payment of the last thirty days, or the key is in use.
+            Someone has to look; nothing is stopped. Empty in a list of batches.
+        warnings: Of a proposed batch, and of the one that `approve` returns: what else to check, by line. Several lines
+            pay one number, or a number ends in 000000, as a spreadsheet may have rounded it. Nothing is stopped.
         states: Of an approved one: the number of lines in each state, as of a line's ``state``.
     """
 
@@ -391,6 +411,7 @@ class PayoutBatch(Data):
     lines: int
     total: Decimal
     duplicates: Mapping[int, str] = attrs.field(factory=dict)
+    warnings: Mapping[int, str] = attrs.field(factory=dict)
     states: Mapping[str, int] = attrs.field(factory=dict)
 
 
@@ -406,6 +427,7 @@ def write_report(lines: Sequence[PayoutLine], format: str) -> str:
             "transaction_id": each.transaction_id,
             "fee": None if each.fee is None else f"{each.fee:f}",
             "reason": each.reason,
+            "warning": each.warning,
             **each.info,
         }
         for each in lines

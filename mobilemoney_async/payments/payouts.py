@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
@@ -35,6 +35,7 @@ from mobilemoney_async.payments.payout_batch import (
     read_person,
     read_rows,
     total_of,
+    warnings_of,
     write_report,
 )
 from mobilemoney_async.payments.queries import chunks
@@ -123,7 +124,7 @@ class Payouts:
                 orders = [_order(batch.id, line) for line in _lines(journal, batch.id)]
                 enqueue_all(journal, orders, now, used=_payments(journal, batch.id))
                 _change(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
-            return _find(journal, batch.id, now)
+            return attrs.evolve(_find(journal, batch.id, now), warnings=_warnings(_lines(journal, batch.id)))
 
         await self._store.database.open()
         return await self._store.write(approve)
@@ -166,7 +167,7 @@ class Payouts:
         return await self._store.read(lambda journal: _find(journal, name, now))
 
     async def list(self, *, limit: int = 100) -> list[PayoutBatch]:
-        """Return the batches that were proposed last, newest first, without their duplicates.
+        """Return the batches that were proposed last, newest first, without their duplicates and warnings.
 
         Raises:
             InvalidRequest: The limit is not at least 1.
@@ -176,7 +177,7 @@ class Payouts:
         def latest(journal: Journal) -> list[PayoutBatch]:
             statement = sa.select(batches).where(batches.c.account == journal.account)
             newest = statement.order_by(batches.c.proposed_at.desc(), batches.c.id).limit(most)
-            return [_batch(journal, each, {}) for each in journal.connection.execute(newest).all()]
+            return [_batch(journal, each) for each in journal.connection.execute(newest).all()]
 
         return await self._store.read(latest)
 
@@ -205,7 +206,9 @@ class Payouts:
         def report(journal: Journal) -> Sequence[PayoutLine]:
             batch = _row(journal, name)
             found = {} if batch.approved_at is None else _payments(journal, batch.id)
-            return [_with_payment(each, found.get(each.key), batch) for each in _lines(journal, batch.id)]
+            lines = _lines(journal, batch.id)
+            warnings = _warnings(lines)
+            return [_with_payment(each, found.get(each.key), batch, warnings.get(each.line)) for each in lines]
 
         lines = await self._store.read(report)
         return lines if format is None else write_report(lines, format)
@@ -270,10 +273,17 @@ def _payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
 
 def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
     row = _row(journal, id)
-    return _batch(journal, row, _duplicates(journal, id, now) if row.state == PROPOSED else {})
+    if row.state != PROPOSED:
+        return _batch(journal, row)
+    lines = _lines(journal, id)
+    return _batch(journal, row, duplicates=_duplicates(journal, id, lines, now), warnings=_warnings(lines))
 
 
-def _batch(journal: Journal, row: sa.Row[Any], duplicates: Mapping[int, str]) -> PayoutBatch:
+def _warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
+    return warnings_of((each.line, each.phone_number) for each in lines)
+
+
+def _batch(journal: Journal, row: sa.Row[Any], **noted: Mapping[int, str]) -> PayoutBatch:
     return PayoutBatch(
         id=row.id,
         name=row.name,
@@ -287,7 +297,7 @@ def _batch(journal: Journal, row: sa.Row[Any], duplicates: Mapping[int, str]) ->
         cancelled_at=row.cancelled_at,
         lines=row.lines,
         total=load_amount(row.total),
-        duplicates=duplicates,
+        **noted,
         states={} if row.approved_at is None else _states(journal, row.id),
     )
 
@@ -307,15 +317,16 @@ def _state(row: sa.Row[Any]) -> str:
     return str(row.status if row.state == PaymentState.FINAL else row.state)
 
 
-def _duplicates(journal: Journal, id: str, now: datetime) -> Mapping[int, str]:
+def _duplicates(journal: Journal, id: str, lines: Sequence[sa.Row[Any]], now: datetime) -> Mapping[int, str]:
     """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
-    lines, used = _lines(journal, id), _payments(journal, id)
+    used = _payments(journal, id)
     found: dict[int, str] = {}
-    first: dict[tuple[str, str], int] = {}
+    first: dict[tuple[str, ...], int] = {}
     recent = _recent(journal, {each.phone_number for each in lines}, now)
     for each in lines:
         kind, own = (each.phone_number, each.amount), used.get(each.key)
         earlier, other = first.setdefault(kind, each.line), recent.get(kind)
+        namesake = first.setdefault((each.phone_number,), each.line)
         if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
@@ -329,6 +340,8 @@ def _duplicates(journal: Journal, id: str, now: datetime) -> Mapping[int, str]:
         elif other is not None:
             said = f"payment {other.key!r} of the same amount to the same number"
             found[each.line] = f"{said} is {_state(other)} since {other.changed_at:%Y-%m-%d}"
+        elif namesake != each.line:
+            found[each.line] = f"line {namesake} pays another amount to the same number"
     return found
 
 
@@ -358,7 +371,7 @@ def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple
     return recent
 
 
-def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any]) -> PayoutLine:
+def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warning: str | None) -> PayoutLine:
     record = None if row is None else to_record(row)
     transaction = None if record is None else record.transaction
     return PayoutLine(
@@ -370,6 +383,7 @@ def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any]
         transaction_id=None if record is None else record.transaction_id,
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
         reason=None if row is None or record is None else _reason(row, record, batch.id),
+        warning=warning,
         info={} if line.info is None else dict(json.loads(line.info)),
     )
 

@@ -75,6 +75,22 @@ def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path,
     assert clean.exit_code == 0 and "nothing differs" in clean.stdout
 
 
+@pytest.mark.slow
+def test_lines_to_look_at_are_shown_by_each_step(shop: Path) -> None:
+    """One number in two lines, whatever the amounts, and one that a spreadsheet has rounded."""
+    file = FILE + "+255780000789,1,E4\n+255681000000,2,E5\n"
+    (shop / "salaries.csv").write_text(file, "utf-8")
+    twice = "line 5 +paid twice[?] line 2 pays another amount to the same number; 2 lines pay this number: lines 2, 5$"
+    batch = propose()
+    for step in (("propose", "salaries.csv", "--by", "Asha", "--local-numbers"), ("approve", batch, "--by", "Juma")):
+        shown = run("payouts", *step).stdout
+        assert re.search(f"^{twice}", shown, re.MULTILINE)
+        assert re.search("^line 2 +2 lines pay this number: lines 2, 5$", shown, re.MULTILINE)
+    checked = run("payouts", "check", "salaries.csv", "--local-numbers").stdout
+    assert re.search("^line 6 +the number ends in 000000: a spreadsheet may have rounded it$", checked, re.MULTILINE)
+    assert "warnings" in json.loads(run("payouts", "check", "salaries.csv", "--local-numbers", "--json").stdout)
+
+
 @pytest.mark.costly("runs lines of cli/payouts.py, contract/converter.py that no quick test runs")
 def test_a_batch_is_cancelled_before_or_after_its_approval(shop: Path, sandbox: Sandbox) -> None:
     """--yes takes the digest that was seen; a script gets JSON."""

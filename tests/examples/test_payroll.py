@@ -119,9 +119,10 @@ def test_the_sample_shows_every_ending() -> None:
     demo = ("demo", str(EXAMPLES / "salaries.csv"))
     ran = warm(*COMMANDS).run(SCRIPT, PROGRAM, *demo, env=variables, seconds=PATIENCE)
     assert ran.returncode == 3, ran.stderr
-    batch, twice, paid, failed, unknown, sandbox = ran.stdout.splitlines()
+    batch, twice, *shared, paid, failed, unknown, sandbox = ran.stdout.splitlines()
     assert re.match(r"batch \w+: 7 salaries, 5,250,000 TZS, proposed, digest ", batch)
     assert twice == "line 5: paid twice? line 4 pays the same amount to the same number"
+    assert shared == [f"line {line}: 2 lines pay this number: lines 4-5" for line in (4, 5)]
     assert paid == "paid: 5 of 7 salaries, 3,570,000 of 5,250,000 TZS"
     assert re.match(r"line 6  payout-\S+  700,000 TZS  \+25578…089  FAILED  RECIPIENT_NOT_FOUND", failed)
     assert re.match(r"line 8  payout-\S+  980,000 TZS  \+25578…204  (UNKNOWN|ABSENT)  ", unknown)

@@ -68,7 +68,7 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
         ]
         assert isinstance(lines[0], PayoutLine) and PHONE_NUMBER not in repr(lines)
         header, first, _ = (await client.payouts.report(batch.id, "csv")).splitlines()
-        assert header == "line,key,phone_number,amount,state,transaction_id,fee,reason,employee"
+        assert header == "line,key,phone_number,amount,state,transaction_id,fee,reason,warning,employee"
         assert first.startswith(f"2,{lines[0].key},+255681234501,50000,SUCCESS,{lines[0].transaction_id},")
         assert [row["employee"] for row in json.loads(await client.payouts.report(batch.id, "json"))] == ["E1", "E2"]
         assert [each.id for each in await client.payouts.list()] == [batch.id]
@@ -89,6 +89,32 @@ async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
         other = await client.payouts.propose(FILE.replace("E1", "E7"), name="other content", by="Asha")
         assert "same amount to the same number" in other.duplicates[3]
     assert world.sent == 2
+
+
+async def test_lines_to_one_number_and_cut_numbers_are_shown_and_not_refused(store_url: str) -> None:
+    """Before the approval and after it, computed anew each time; digest and keys are those of the lines alone."""
+    world = make_world(store_url)
+    numbers = ["+255681234501", "+255681234502", "+255681234501", "+255681000000", "+255681234501"]
+    rows = [{"phone_number": number, "amount": 1_000 + place} for place, number in enumerate(numbers)]
+    async with world.client() as client:
+        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+        shared, cut = (
+            "3 lines pay this number: lines 1, 3, 5",
+            "the number ends in 000000: a spreadsheet may have rounded it",
+        )
+        assert dict(batch.warnings) == {1: shared, 3: shared, 4: cut, 5: shared}
+        assert set(batch.duplicates) == {3, 5} and "line 1 pays another amount" in batch.duplicates[5]
+        assert dict((await client.payouts.get(batch.id)).warnings) == dict(batch.warnings)
+        lines = await client.payouts.report(batch.id)
+        assert [line.warning for line in lines] == [shared, None, shared, cut, shared]
+        await client.disbursements.create(phone_number=numbers[1], amount=1_001)
+        again = await client.payouts.propose(rows, name="salaries", by="Asha")
+        assert set(again.duplicates) == {2, 3, 5} and dict(again.warnings) == dict(batch.warnings)
+        assert again.digest == batch.digest
+        assert [line.key for line in await client.payouts.report(again.id)] == [line.key for line in lines]
+        approved = await client.payouts.approve(again.id, by="Juma", digest=batch.digest)
+        assert dict(approved.warnings) == dict(batch.warnings)
+    assert PHONE_NUMBER not in repr(approved)
 
 
 async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_has(store_url: str) -> None:
