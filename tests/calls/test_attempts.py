@@ -41,6 +41,7 @@ from tests.support.fakes import (
     Sent,
     Step,
     acknowledgement,
+    held,
     logged_in,
     make_client,
     refusal,
@@ -70,8 +71,7 @@ async def look_up(client: AsyncClient) -> object:
 async def test_a_closed_client_refuses_a_call_at_once(call: Callable[[AsyncClient], Any]) -> None:
     """It waits for no turn, and asks for no token: a login would be one for nothing."""
     source, transport = CountingSource(), FakeTransport()
-    client = make_client(transport, auth=source)
-    client._pipeline.limiter.hold(100)
+    client = make_client(transport, auth=source, rate_limiter=held(100))
     await client.aclose()
     start = anyio.current_time()
     with pytest.raises(InvalidRequest, match="closed") as caught:
@@ -83,8 +83,7 @@ async def test_a_closed_client_refuses_a_call_at_once(call: Callable[[AsyncClien
 async def test_a_call_that_waits_when_its_client_is_closed_is_not_sent() -> None:
     """It is refused when its turn comes, and its record never begins."""
     transport, recorder = FakeTransport(), Recorder()
-    client = make_client(transport)
-    client._pipeline.limiter.hold(10)
+    client = make_client(transport, rate_limiter=held(10))
     async with anyio.create_task_group() as tasks:
 
         async def late() -> None:

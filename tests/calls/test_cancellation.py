@@ -19,6 +19,7 @@ from tests.support.fakes import (
     PHONE_NUMBER,
     FakeTransport,
     Hang,
+    held,
     make_client,
     refusal,
     replies,
@@ -65,14 +66,13 @@ async def places(limiter: Limiter) -> int:
 async def test_while_it_waits_for_its_turn() -> None:
     """Nothing was sent, and its place is the next one's."""
     transport = FakeTransport()
-    client = make_client(transport)
-    client._pipeline.limiter.hold(6)
+    client = make_client(transport, rate_limiter=(limiter := held(6)))
     await give_up(client)
     assert transport.sent == []
     await pay(client)
     assert transport.sent[0].at == pytest.approx(6)
     await anyio.sleep(60)
-    assert await places(client._pipeline.limiter) == 10
+    assert await places(limiter) == 10
 
 
 async def test_while_it_logs_in() -> None:

@@ -29,6 +29,7 @@ from tests.support.fakes import (
     Hang,
     Sent,
     Step,
+    held,
     make_client,
     refusal,
     script,
@@ -96,9 +97,9 @@ OUTCOMES = {
 async def test_the_deadline_ends_a_call_exactly_and_says_what_became_of_it(call: Any, name: str, outcome: str) -> None:
     """Wherever a call is when its deadline passes, it ends then; a create that is in flight ends in OutcomeUnknown."""
     transport, options = stage(name)
-    client = make_client(transport, deadline=10.0, **options)
     if name == "waiting for its turn":
-        client._pipeline.limiter.hold(100)
+        options["rate_limiter"] = held(100)
+    client = make_client(transport, deadline=10.0, **options)
     watch = Stopwatch()
     with pytest.raises(OutcomeUnknown if call is pay and outcome == "unknown" else RequestTimeout) as caught:
         await call(client)
@@ -142,8 +143,7 @@ async def test_a_call_that_makes_it_is_not_disturbed_by_its_deadline() -> None:
 
 
 async def test_without_a_deadline_a_call_waits_its_turn_for_hours() -> None:
-    client = make_client(FakeTransport())
-    client._pipeline.limiter.hold(10_000)
+    client = make_client(FakeTransport(), rate_limiter=held(10_000))
     watch = Stopwatch()
     await pay(client)
     assert watch.seconds == pytest.approx(10_000)
@@ -152,8 +152,7 @@ async def test_without_a_deadline_a_call_waits_its_turn_for_hours() -> None:
 async def test_the_time_out_is_for_one_attempt() -> None:
     """Each attempt has the whole time-out; waiting for a turn does not count."""
     transport = FakeTransport(script(Hang(), Hang()))
-    client = make_client(transport, timeout=5.0, retry=RetryPolicy(first_delay=0))
-    client._pipeline.limiter.hold(100)
+    client = make_client(transport, timeout=5.0, retry=RetryPolicy(first_delay=0), rate_limiter=held(100))
     watch = Stopwatch()
     await look_up(client)
     assert watch.seconds == pytest.approx(110.0)

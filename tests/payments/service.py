@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sandbox import Choices, Sandbox
+from mobilemoney_async.testing import killed_at_end
 from tests.support.fakes import NOON
 
 PHONE_NUMBER = "+255681234501"
@@ -169,13 +170,21 @@ async def miss(world: World, client: AsyncClient) -> None:
         await world.advance(61)
 
 
-async def leave(client: AsyncClient) -> None:
-    """Make it as if the process had died while its payments were on their way."""
-    lost = "state = 'SENDING', transaction_id = NULL, acknowledgement = NULL, ended_at = NULL"
-    assert client._store is not None
-    await client._store.database.write(
-        lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payment_records SET {lost}")
-    )
+async def leave(world: World, key: str = "order-1") -> None:
+    """Let a process die while its payment is on its way: the service has made it, and nobody records the answer."""
+    is_made = anyio.Event()
+
+    async def hang(request: httpx.Request) -> None:
+        is_made.set()
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        async with killed_at_end(world.client()) as dead:
+            world.line.after = hang
+            tasks.start_soon(lambda: dead.collections.create(**ORDER, idempotency_key=key))
+            await is_made.wait()
+            world.line.after = None
+        tasks.cancel_scope.cancel()
 
 
 def rows(url: str, statement: str) -> list[Any]:

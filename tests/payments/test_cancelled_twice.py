@@ -72,7 +72,7 @@ async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_b
     async with world.client(timeout=30) as client:
         await create(client, 0)
         if section is reconcile:
-            await leave(client)
+            await leave(world, "order-lost")
             await anyio.sleep(200)
         world.line.after = wait
         for steps in (1, 2, 3, 5, 8):

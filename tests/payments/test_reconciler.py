@@ -15,6 +15,7 @@ import pytest
 
 from mobilemoney_async import (
     Acknowledgement,
+    APIError,
     AsyncClient,
     DuplicateSuspected,
     InvalidRequest,
@@ -27,8 +28,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.magic import ORDINARY, PREFIX
-from mobilemoney_async.sandbox.states import Kind
+from mobilemoney_async.sandbox.magic import PREFIX
 from tests.payments.second_world import BOTH
 from tests.payments.service import (
     ORDER,
@@ -46,6 +46,7 @@ pytestmark = pytest.mark.anyio
 
 MADE = faults.lost(processed=True)
 NOT_MADE = faults.lost(processed=False)
+REFUSED_SOFTLY = faults.server_error(422, processed=False)
 HOUR = 3600.0
 # Its payments are missing from the list at first.
 HIDDEN = f"{PREFIX}304"
@@ -71,27 +72,10 @@ async def get(client: AsyncClient, key: str = "order-1") -> PaymentRecord:
     return record
 
 
-async def refuse_softly(client: AsyncClient) -> None:
-    """Make it as if the payments without an answer had been refused without a code of the contract."""
-    refused = "state = 'REFUSED', is_certain = FALSE, next_look_at = NULL, walks = 0 WHERE state = 'UNKNOWN'"
-    assert client._store is not None
-    await client._store.database.write(
-        lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payment_records SET {refused}")
-    )
-
-
 def stranger(world: World, *, phone_number: str = PHONE_NUMBER, amount: str = "1000") -> str:
     """Let another system of the merchant's create a collection now, and return its id."""
-    payment = world.sandbox._engine.book.create(
-        Kind.COLLECTION,
-        merchant_id=world.sandbox._account.merchant_id,
-        phone_number=phone_number,
-        amount=amount,
-        external_id=None,
-        plan=ORDINARY,
-        now=world.sandbox._clock.seconds(),
-    )
-    return payment.id
+    answer = world.sandbox.ask(phone_number, amount)
+    return str(json.loads(answer.body)["transaction_id"])
 
 
 # Matches
@@ -520,8 +504,7 @@ async def test_a_payment_of_a_dead_process_may_be_confirmed_absent(sqlite_file_u
     """A payment that was on its way in a process that has died can be called absent once it is stale."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        await create(client)
-        await leave(client)
+        await leave(world)
         with pytest.raises(StoreError, match="on its way"):
             await client.payments.confirm_absent("order-1", note="n")
         await world.advance(11)
@@ -720,14 +703,15 @@ async def test_one_listing_serves_all_refused_keys(store_url: str, days: int) ->
     world = make_world(store_url)
     async with world.client() as client:
         async with between_others(client):
+            world.sandbox.script(REFUSED_SOFTLY, on="c2b", times=8)
             for number in range(8):
-                await lose(world, client, f"order-{number}", made=False, amount=100 + number)
-        await refuse_softly(client)
+                with pytest.raises(APIError):
+                    await create(client, f"order-{number}", amount=100 + number)
         await world.advance(200 + days * 24 * HOUR)
         for number in range(8):
             await create(client, f"order-{number}", amount=100 + number)
-        # After days of silence, one request more compares the store with its service.
-        assert listings(world) == 2 + bool(days)
+        # After days of silence, the store is compared with its service, too.
+        assert listings(world) == (4 if days else 2)
     assert len(world.made) == 10
 
 
@@ -738,10 +722,9 @@ async def test_a_disbursement_that_was_just_refused_waits_for_the_list(sqlite_fi
     order = {**ORDER, "idempotency_key": "order-1"}
     async with world.client() as client:
         async with between_others(client, "disbursements"):
-            world.sandbox.script(NOT_MADE, on="b2c")
-            with pytest.raises(OutcomeUnknown):
+            world.sandbox.script(REFUSED_SOFTLY, on="b2c")
+            with pytest.raises(APIError):
                 await client.disbursements.create(**order)
-            await refuse_softly(client)
         with pytest.raises(StoreError, match="try again in a few minutes") as caught:
             await client.disbursements.create(**order)
         assert caught.value.outcome == "not_sent"
@@ -963,8 +946,7 @@ async def test_stale_payments_are_found_out(store_url: str) -> None:
     """A payment of a dead process is left alone while its request may live, or as long as the caller says."""
     world = make_world(store_url)
     async with world.client() as client:
-        await create(client)
-        await leave(client)
+        await leave(world)
         assert await client.payments.reconcile() == []
         assert await client.payments.reconcile(stale_after=60) == []
         assert [each.state for each in await client.payments.unresolved()] == ["SENDING"]
@@ -976,9 +958,9 @@ async def test_without_a_word_stale_is_what_no_request_can_outlive(sqlite_file_u
     """By default a payment of a dead process counts as unknown when its time-out, and a margin, are over."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        await create(client)
-        await leave(client)
-        await world.advance(9)
+        began_at = anyio.current_time()
+        await leave(world)
+        await world.advance(9 - (anyio.current_time() - began_at))
         assert await client.payments.reconcile() == []
         await world.advance(2)
         (record,) = await client.payments.reconcile()

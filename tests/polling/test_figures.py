@@ -15,8 +15,6 @@ from mobilemoney_async import AsyncClient, Schedule
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Page
 from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.magic import ORDINARY
-from mobilemoney_async.sandbox.states import Kind
 from tests.support.paper import PaperService
 from tests.support.scale import soak
 from tests.support.shop import CUSTOMER, Ended, Figures, Order, Shop, Trade
@@ -171,19 +169,9 @@ async def test_callbacks_never_make_it_later(wanted: float, evenly: bool) -> Non
 async def test_after_a_restart(order: Order) -> None:
     """A thousand known ids that ended meanwhile are all there within 60 s and 40 requests."""
     sandbox = Shop(0, order=order).sandbox
-    ids = []
-    for number in range(2000):
-        payment = sandbox._engine.book.create(
-            Kind.COLLECTION,
-            merchant_id=sandbox._account.merchant_id,
-            phone_number=CUSTOMER,
-            amount="500",
-            external_id=None,
-            plan=ORDINARY,
-            now=0.0,
-        )
-        if number % 2:
-            ids.append(payment.id)
+    for _ in range(2000):
+        sandbox.ask(CUSTOMER, "500")
+    ids = [*sandbox.transactions][1::2]
     sandbox.advance(3600)
     async with sandbox.client() as client, client.poller() as poller:
         started = anyio.current_time()

@@ -9,26 +9,15 @@ import pytest
 from mobilemoney_async import InvalidRequest, RateLimiter, TransactionNotFound
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices, ListOrder
-from mobilemoney_async.sandbox.magic import ORDINARY
-from mobilemoney_async.sandbox.states import Kind
 
 pytestmark = pytest.mark.anyio
 
 
 def fill(sandbox: Sandbox, count: int) -> list[str]:
     """Put payments of right now into the list."""
-    return [
-        sandbox._engine.book.create(
-            Kind.COLLECTION,
-            merchant_id=sandbox._account.merchant_id,
-            phone_number="+255681234501",
-            amount="1000",
-            external_id=None,
-            plan=ORDINARY,
-            now=sandbox._clock.seconds(),
-        ).id
-        for _ in range(count)
-    ]
+    for _ in range(count):
+        sandbox.ask("+255681234501", "1000")
+    return [*sandbox.transactions][-count:]
 
 
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])

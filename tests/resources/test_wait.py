@@ -21,7 +21,7 @@ from mobilemoney_async import (
     WaitTimeout,
 )
 from tests.contract import samples
-from tests.support.fakes import Handler, Hang, Sent, Step, connect, in_turn, refusal
+from tests.support.fakes import Handler, Hang, Sent, Step, connect, held, in_turn, refusal
 from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
@@ -135,8 +135,7 @@ class TestTimeout:
         assert caught.value.transaction is None
 
     async def test_it_is_exact_while_the_limiter_holds(self) -> None:
-        async with connect(in_turn(PENDING)) as (client, service):
-            client._pipeline.limiter.hold(60)
+        async with connect(in_turn(PENDING), rate_limiter=held(60)) as (client, service):
             start = anyio.current_time()
             with pytest.raises(WaitTimeout):
                 await client.transactions.wait("t-1", timeout=3)

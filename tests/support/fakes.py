@@ -279,6 +279,13 @@ async def connect(
         yield client, transport
 
 
+def held(seconds: float) -> RateLimiter:
+    """Return a limiter that lets nothing go for some seconds, and then has the contract's limit."""
+    limiter = RateLimiter()
+    limiter.hold(seconds)
+    return limiter
+
+
 async def settle() -> None:
     """Let every task that can run do so, in no time: anyio's own `wait_all_tasks_blocked` sleeps on asyncio."""
     for _ in range(20):

@@ -21,8 +21,7 @@ import attrs
 from mobilemoney_async import Acknowledgement, AsyncClient
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.magic import ORDINARY, find
-from mobilemoney_async.sandbox.states import Kind, Payment
+from mobilemoney_async.sandbox.states import Payment
 
 TIMEOUT_SHARE = 0.12
 CUSTOMER = "+255681234501"
@@ -170,17 +169,6 @@ class Shop:
 
     async def _add_strangers(self) -> None:
         """Let payments of others appear in the list, past the limit, since they come from elsewhere."""
-        merchant_id = self.sandbox._account.merchant_id
-        absent = find(ABSENT_CUSTOMER, Kind.COLLECTION)
-        assert absent is not None
         while True:
-            self.sandbox._engine.book.create(
-                Kind.COLLECTION,
-                merchant_id=merchant_id,
-                phone_number=CUSTOMER,
-                amount="500",
-                external_id=None,
-                plan=absent.plan if self.dice.random() < TIMEOUT_SHARE else ORDINARY,
-                now=self.sandbox._clock.seconds(),
-            )
+            self.sandbox.ask(ABSENT_CUSTOMER if self.dice.random() < TIMEOUT_SHARE else CUSTOMER, "500")
             await anyio.sleep(self.dice.expovariate(self.strangers / 60))
