@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import anyio
@@ -109,6 +109,24 @@ async def bind(world: World, **options: Any) -> None:
         await client.payments.rebind(note="Asha")
 
 
+def never(number: int) -> bool:
+    """Let no write fail."""
+    return False
+
+
+@asynccontextmanager
+async def failing(
+    url: str, fails: Callable[[int], bool] = never, **options: Any
+) -> AsyncIterator[tuple[World, Outage, AsyncClient]]:
+    """A client of a bound account, with a database that may fail."""
+    world = make_world(url)
+    await bind(world)
+    store = world.store()
+    outage = Outage(account_store(store).database, fails=fails)
+    async with world.client(store, **options) as client:
+        yield world, outage, client
+
+
 async def test_cancelled_while_it_waits_for_the_limiter(
     sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,103 +172,62 @@ async def test_cancelled_while_it_waits_for_its_duplicate(sqlite_file_url: str, 
     assert world.sent == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "is_lost", "state", "sent"),
+    [("begin", False, "NOT_SENT", 0), ("save", True, "UNKNOWN", 1), ("save", False, "ACKNOWLEDGED", 1)],
+)
 async def test_cancelled_while_it_is_being_recorded(
-    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch, *, name: str, is_lost: bool, state: str, sent: int
 ) -> None:
-    """A create that is cancelled while it is being recorded is not sent, and the record says so."""
+    """A create that is cancelled while its start, its loss or its answer is being recorded has recorded it."""
     world = make_world(store_url)
+    if is_lost:
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
     async with world.client() as client:
-        stop_inside(monkeypatch, "begin", stop)
-        await stop.run(lambda: create(client))
-        assert world.states() == ["NOT_SENT"]
-        assert world.sent == 0
+        stop_inside(monkeypatch, name, stop)
+
+        async def work() -> None:
+            with pytest.raises(OutcomeUnknown) if is_lost else nullcontext():
+                await create(client)
+
+        await stop.run(work)
+        assert (world.states(), world.sent) == ([state], sent)
     await resume(world)
+    assert world.sent == 1
 
 
-async def test_cancelled_while_it_connects(sqlite_file_url: str, stop: Stopper) -> None:
-    """On a transport that tells nothing of its connections a create that is cancelled there is unknown, not lost."""
-    world = make_world(sqlite_file_url)
-
-    async def hang(request: httpx.Request) -> None:
-        world.line.before = None
-        stop()
-        await anyio.sleep_forever()
-
-    world.line.before = hang
-    async with world.client() as client:
-        await stop.run(lambda: create(client))
-        assert world.states() == ["UNKNOWN"]
-        assert world.made == []
-
-
-async def test_cancelled_while_it_waits_for_the_answer(
-    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A create that is cancelled while the service works is unknown, and is found under its key."""
+@pytest.mark.parametrize("is_made", [False, True])
+async def test_cancelled_while_it_waits_for_the_answer(store_url: str, stop: Stopper, is_made: bool) -> None:
+    """A create that is cancelled while the service works, or on its way there, is unknown, and found if it exists."""
     world = make_world(store_url)
 
     async def hang(request: httpx.Request) -> None:
-        world.line.after = None
+        world.line.before = world.line.after = None
         stop()
         await anyio.sleep_forever()
 
-    world.line.after = hang
+    setattr(world.line, "after" if is_made else "before", hang)
     async with world.client() as client:
         await stop.run(lambda: create(client))
         assert world.states() == ["UNKNOWN"]
         record = await client.payments.get("order-1")
         assert record is not None
         assert record.error == "cancelled"
-    await resume(world)
-    assert world.sent == 1
-
-
-async def test_cancelled_while_its_loss_is_being_recorded(
-    sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A create that is cancelled while its loss is being recorded is unknown all the same."""
-    world = make_world(sqlite_file_url)
-    world.sandbox.script(faults.lost(processed=True), on="c2b")
-    async with world.client() as client:
-        stop_inside(monkeypatch, "save", stop)
-
-        async def lost() -> None:
-            with pytest.raises(OutcomeUnknown):
-                await create(client)
-
-        await stop.run(lost)
-        assert world.states() == ["UNKNOWN"]
-    await resume(world)
-
-
-async def test_cancelled_while_its_answer_is_being_recorded(
-    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A create that is cancelled while its transaction's id is being recorded has recorded it."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        stop_inside(monkeypatch, "save", stop)
-        await stop.run(lambda: create(client))
-        assert world.states() == ["ACKNOWLEDGED"]
-        assert world.ids() == world.made
-    await resume(world)
-    assert world.sent == 1
+        assert len(world.made) == is_made
+    if is_made:
+        await resume(world)
+        assert world.sent == 1
 
 
 async def test_cancelled_while_the_database_is_away(sqlite_file_url: str, stop: Stopper) -> None:
     """A create that is cancelled while it waits for the database to record its answer has recorded it in the end."""
-    world = make_world(sqlite_file_url)
-    await bind(world)
-    store = world.store()
-    outage = Outage(account_store(store).database)
 
     def fail(number: int) -> bool:
         if number == 2:
             stop()
         return number == 2
 
-    outage.fails = fail
-    async with world.client(store) as client:
+    async with failing(sqlite_file_url, fail) as (world, _, client):
         await stop.run(lambda: create(client))
     await resume(world)
     assert world.sent == 1
@@ -296,42 +273,22 @@ class TestDeadline:
             assert anyio.current_time() == pytest.approx(began + 2)
             assert world.states() == []
 
-    async def test_while_it_waits_for_its_duplicate(self, sqlite_file_url: str) -> None:
+    @pytest.mark.parametrize("is_here", [True, False])
+    @pytest.mark.parametrize("key", ["order-1", "order-2"])
+    async def test_while_the_same_payment_is_on_its_way(self, sqlite_file_url: str, is_here: bool, key: str) -> None:
+        """Of the same key it would be wrong to say that nothing was sent."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        async with world.client(store) as client, world.client(store, deadline=2.0) as hasty:
+        async with world.client(store) as client, world.client(store if is_here else None, deadline=2.0) as hasty:
 
             async def meanwhile(request: httpx.Request) -> None:
                 world.line.before = None
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_expect, hasty, RequestTimeout, "not_sent", "order-2")
-
-            world.line.before = meanwhile
-            await create(client)
-        assert world.sent == 1
-
-    async def test_while_the_same_key_is_on_its_way_here(self, sqlite_file_url: str) -> None:
-        world = make_world(sqlite_file_url)
-        store = world.store()
-        async with world.client(store) as client, world.client(store, deadline=2.0) as hasty:
-
-            async def meanwhile(request: httpx.Request) -> None:
-                world.line.before = None
-                async with anyio.create_task_group() as group:
-                    # To say that nothing was sent would be wrong.
-                    group.start_soon(_expect, hasty, OutcomeUnknown, "unknown")
-
-            world.line.before = meanwhile
-            await create(client)
-        assert world.sent == 1
-
-    async def test_while_the_same_key_is_on_its_way_elsewhere(self, sqlite_file_url: str) -> None:
-        world = make_world(sqlite_file_url)
-        async with world.client() as client, world.client(deadline=2.0) as hasty:
-
-            async def meanwhile(request: httpx.Request) -> None:
-                world.line.before = None
-                await _expect(hasty, OutcomeUnknown, "unknown")
+                    if key == "order-1":
+                        group.start_soon(_expect, hasty, OutcomeUnknown, "unknown")
+                    else:
+                        error = RequestTimeout if is_here else DuplicateSuspected
+                        group.start_soon(_expect, hasty, error, "not_sent", key)
 
             world.line.before = meanwhile
             await create(client)
@@ -366,22 +323,14 @@ class TestDeadline:
         await resume(world)
 
     async def test_while_its_answer_is_being_recorded(self, sqlite_file_url: str) -> None:
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database)
-        outage.slow = 1.0
-        async with world.client(store, deadline=1.5) as client:
+        async with failing(sqlite_file_url, deadline=1.5) as (world, outage, client):
+            outage.slow = 1.0
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
 
     async def test_while_it_is_being_recorded(self, sqlite_file_url: str) -> None:
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database)
-        outage.slow = 3.0
-        async with world.client(store, deadline=1.5) as client:
+        async with failing(sqlite_file_url, deadline=1.5) as (world, outage, client):
+            outage.slow = 3.0
             await _expect(client, RequestTimeout, "not_sent")
         assert world.sent == 0
 
@@ -464,11 +413,7 @@ class TestOutage:
 
     async def test_before_it_is_recorded(self, store_url: str) -> None:
         """Nothing is sent that could not be recorded."""
-        world = make_world(store_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database)
-        async with world.client(store) as client:
+        async with failing(store_url) as (world, outage, client):
             outage.away = True
             await _expect(client, StoreError, "not_sent")
             outage.away = False
@@ -480,21 +425,13 @@ class TestOutage:
 
     async def test_for_a_moment_after_the_answer(self, sqlite_file_url: str) -> None:
         """A moment's failure to record an answer is waited out; the caller does not notice."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        Outage(account_store(store).database, fails=lambda number: number in {2, 3})
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number in {2, 3}) as (world, _, client):
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
 
     async def test_after_the_answer(self, store_url: str) -> None:
         """An answer that cannot be recorded is kept: the same key gives it as soon as the database is back."""
-        world = make_world(store_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
-        async with world.client(store) as client:
+        async with failing(store_url, lambda number: number >= 2) as (world, outage, client):
             with pytest.raises(OutcomeUnknown) as caught:
                 await create(client)
             assert isinstance(caught.value.__cause__, StoreError)
@@ -503,7 +440,7 @@ class TestOutage:
                 await create(client)
             with pytest.raises(StoreError):
                 await create(client, "order-2")  # its duplicate
-            outage.fails = lambda number: False
+            outage.fails = never
             answer = await create(client)
             assert world.made == [answer.transaction_id] == world.ids()
             await create(client, "order-2")
@@ -512,15 +449,11 @@ class TestOutage:
 
     async def test_after_the_loss(self, sqlite_file_url: str) -> None:
         """A loss that cannot be recorded is kept, and is found out as soon as the database is back."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
-        world.sandbox.script(faults.lost(processed=True), on="c2b")
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
+            world.sandbox.script(faults.lost(processed=True), on="c2b")
             await _expect(client, OutcomeUnknown, "unknown")
             assert world.states() == ["SENDING"]
-            outage.fails = lambda number: False
+            outage.fails = never
             with pytest.raises(DuplicateSuspected):
                 await create(client, "order-2")
             assert world.states() == ["UNKNOWN"]
@@ -539,42 +472,30 @@ class TestOutage:
             with pytest.raises(PermissionDenied):
                 await create(client)
             assert world.states() == ["SENDING"]
-            outage.fails = lambda number: False
+            outage.fails = never
             async with world.client(store) as allowed:
                 await create(allowed)
         assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
 
     async def test_between_two_attempts(self, sqlite_file_url: str) -> None:
         """A refusal that is not recorded yet does not keep the next attempt from being recorded properly."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        Outage(account_store(store).database, fails=lambda number: number in {2, 3, 4, 5})
-        world.sandbox.script(faults.rate_limited(1), on="c2b")
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number in {2, 3, 4, 5}) as (world, _, client):
+            world.sandbox.script(faults.rate_limited(1), on="c2b")
             answer = await create(client)
         assert world.made == [answer.transaction_id] == world.ids()
         assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
 
     async def test_until_the_client_is_closed(self, sqlite_file_url: str) -> None:
         """The write-behind buffer is written when the client is closed."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
             with pytest.raises(OutcomeUnknown):
                 await create(client)
-            outage.fails = lambda number: False
+            outage.fails = never
         assert world.ids() == world.made
 
     async def test_for_ever(self, sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
         """A result that is never written is found by the next process; the log names its key and no phone number."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        Outage(account_store(store).database, fails=lambda number: number >= 2)
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, _, client):
             with pytest.raises(OutcomeUnknown):
                 await create(client)
         assert "order-1" in caplog.text
@@ -585,11 +506,7 @@ class TestOutage:
 
     async def test_reconcile_waits_for_nobody(self, sqlite_file_url: str) -> None:
         """`reconcile` and `payments.list` raise `StoreError` too, and find the buffered result when it is back."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
             with pytest.raises(OutcomeUnknown):
                 await create(client)
             outage.away = True
@@ -597,18 +514,14 @@ class TestOutage:
                 await client.payments.reconcile()
             with pytest.raises(StoreError):
                 await client.payments.list()
-            outage.away, outage.fails = False, lambda number: False
+            outage.away, outage.fails = False, never
             assert await client.payments.reconcile() == []
         assert world.ids() == world.made
 
     async def test_a_commit_whose_answer_is_lost(self, sqlite_file_url: str) -> None:
         """A record is soon stale and resolved if its commit succeeded though the database reported a failure."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database)
-        outage.lies = lambda number: number == 1
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url) as (world, outage, client):
+            outage.lies = lambda number: number == 1
             await _expect(client, StoreError, "not_sent")
             assert world.states() == ["SENDING"]
             await world.advance(11)
@@ -617,12 +530,8 @@ class TestOutage:
 
     async def test_an_answer_whose_commit_was_not_confirmed(self, sqlite_file_url: str) -> None:
         """An answer that was recorded though the database said no is recorded once."""
-        world = make_world(sqlite_file_url)
-        await bind(world)
-        store = world.store()
-        outage = Outage(account_store(store).database)
-        outage.lies = lambda number: number == 2
-        async with world.client(store) as client:
+        async with failing(sqlite_file_url) as (world, outage, client):
+            outage.lies = lambda number: number == 2
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
         assert world.happened() == ["sent", "acknowledged"]
