@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +30,11 @@ def lags(done: Drive, service: PaperService, *, since: float) -> list[float]:
     return [at - ended for ended, at in seen if ended >= since]
 
 
+def every(seconds: float) -> Callable[[int], tuple[float, float]]:
+    """Return the times of payments at even distances: one in eight ends after 120 s, the others after 15 s."""
+    return lambda number: (seconds * number, seconds * number + (15.0 if number % 8 else 120.0))
+
+
 # How many rows there are
 
 
@@ -51,9 +57,7 @@ class Miscounted(PaperService):
 @pytest.mark.parametrize("count", ["none", "of the page"])
 def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
     """After a restart, a thousand ids in a list that miscounts itself cost its twenty pages, not a lookup each."""
-    service = Miscounted(count=count)
-    for number in range(2000):
-        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    service = Miscounted(count=count).filled(2000, lambda number: (-4000.0 + number, -1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
     done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
     assert len(done.endings) == 1000
@@ -63,10 +67,7 @@ def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
 @pytest.mark.parametrize("count", ["none", "of the page"])
 def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
     """Fifty-four payments a minute, of which some end on the second page, are confirmed as in any list."""
-    service = Miscounted(count=count)
-    for number in range(600):
-        age = 120.0 if number % 8 == 0 else 15.0
-        service.add(Paper(id=f"txn-{number}", created_at=number / 0.9, ends_at=number / 0.9 + age))
+    service = Miscounted(count=count).filled(600, every(1 / 0.9))
     done = drive(Planner(ADVISED), service, until=660.0, interval=10.0)
     assert statistics.mean(lags(done, service, since=150.0)) < 12
     assert len(done.lookups()) < 5
@@ -78,9 +79,7 @@ def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
 def test_every_page_is_swept_in_either_order(order: ListOrder) -> None:
     """That the list turns out to be oldest first leaves out none of its pages."""
-    service = PaperService(order=order)
-    for number in range(2000):
-        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    service = PaperService(order=order).filled(2000, lambda number: (-4000.0 + number, -1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
     done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
     assert len(done.endings) == 1000
@@ -107,10 +106,7 @@ def test_a_few_rows_out_of_order_do_not_turn_the_list_round() -> None:
 
 def test_a_list_that_never_shows_an_ending_is_found_out_among_few() -> None:
     """With six payments a minute, of which the youngest are always open, lookups find the endings."""
-    service = PaperService(stale=1e9)
-    for number in range(80):
-        age = 120.0 if number % 8 == 0 else 15.0
-        service.add(Paper(id=f"txn-{number}", created_at=10.0 * number, ends_at=10.0 * number + age))
+    service = PaperService(stale=1e9).filled(80, every(10.0))
     done = drive(Planner(ADVISED), service, until=1200.0)
     assert len(done.endings) == 80
     assert statistics.mean(lags(done, service, since=240.0)) < 30
@@ -118,10 +114,7 @@ def test_a_list_that_never_shows_an_ending_is_found_out_among_few() -> None:
 
 def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
     """Forty-five payments a minute on fifteen requests, in a list a minute behind, are seen as it shows them."""
-    service = PaperService(list_lag=60.0, stale=60.0)
-    for number in range(450):
-        age = 120.0 if number % 8 == 0 else 15.0
-        service.add(Paper(id=f"txn-{number}", created_at=number / 0.75, ends_at=number / 0.75 + age))
+    service = PaperService(list_lag=60.0, stale=60.0).filled(450, every(1 / 0.75))
     done = drive(Planner(ADVISED), service, until=900.0, interval=4.0)
     assert len(done.endings) == 450
     assert statistics.mean(lags(done, service, since=240.0)) < 75
@@ -133,9 +126,8 @@ def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
 def test_after_an_outage_of_everything_the_list_is_asked_again_at_once() -> None:
     """Its long pause is for a list that fails alone: the first lookup that is answered ends it."""
     planner = Planner(ADVISED)
-    service = PaperService()
+    service = PaperService().filled(30, lambda number: (0.0, 600.0))
     for number in range(30):
-        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=600.0))
         planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
     now, kinds = 1.0, set()
     while now < 600:

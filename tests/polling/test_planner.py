@@ -60,9 +60,7 @@ def test_after_the_last_ending_no_request_is_made() -> None:
 
 def test_a_look_is_saved_until_it_tells_something() -> None:
     """Once endings are known to come at one age, few looks come before it and many at it, no more than advised."""
-    service = PaperService()
-    for number in range(40):
-        service.add(Paper(id=f"txn-{number}", created_at=50.0 * number, ends_at=50.0 * number + 31))
+    service = PaperService().filled(40, lambda number: (50.0 * number, 50.0 * number + 31))
     done = drive(Planner(ADVISED), service, until=3000.0)
     asked = [at % 50 for at, _ in done.asked if at > 1000]
     lags = [at - service.payments[name].ends_at for name, (at, _) in done.endings.items() if at > 1000]
@@ -85,11 +83,8 @@ def test_tracking_twice_is_once() -> None:
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
 def test_the_order_of_the_list_is_noticed(order: ListOrder) -> None:
     """In either order, payments at the end of a long list cost pages, not a lookup each."""
-    service = PaperService(order=order)
-    for number in range(950):
-        service.add(Paper(id=f"old-{number}", created_at=-10_000.0 + number, ends_at=-9_000.0))
-    for number in range(40):
-        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=number + 15.0))
+    service = PaperService(order=order).filled(950, lambda number: (-10_000.0 + number, -9_000.0), "old")
+    service.filled(40, lambda number: (float(number), number + 15.0))
     track = {f"txn-{number}": float(number) for number in range(40)}
     done = drive(Planner(ADVISED), service, until=120.0, track=track)
     assert len(done.endings) == 40
@@ -99,18 +94,14 @@ def test_the_order_of_the_list_is_noticed(order: ListOrder) -> None:
 
 def test_a_shuffled_list_loses_nothing() -> None:
     """A list in no order at all is no help, and no harm."""
-    service = PaperService(order="none", page_size=10)
-    for number in range(50):
-        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=number + 15.0))
+    service = PaperService(order="none", page_size=10).filled(50, lambda number: (float(number), number + 15.0))
     done = drive(Planner(ADVISED), service, until=300.0)
     assert len(done.endings) == 50
 
 
 def test_a_list_that_lags_is_passed_over() -> None:
     """Payments that the list does not show yet are asked for by their ids."""
-    service = PaperService(list_lag=60.0)
-    for number in range(20):
-        service.add(Paper(id=f"txn-{number}", created_at=3.0 * number, ends_at=3.0 * number + 15))
+    service = PaperService(list_lag=60.0).filled(20, lambda number: (3.0 * number, 3.0 * number + 15))
     done = drive(Planner(ADVISED), service, until=300.0)
     lags = [at - service.payments[name].ends_at for name, (at, _) in done.endings.items()]
     assert len(lags) == 20
@@ -120,31 +111,16 @@ def test_a_list_that_lags_is_passed_over() -> None:
 @pytest.mark.parametrize(("stale", "bearable"), [(20.0, 15.0), (60.0, 30.0), (1e9, 120.0)])
 def test_a_list_with_old_states_is_found_out(stale: float, bearable: float) -> None:
     """That a page shows a payment as open may be old news: lookups tell, also where pages never show an ending."""
-    service = PaperService(stale=stale)
-    for number in range(40):
-        service.add(Paper(id=f"txn-{number}", created_at=5.0 * number, ends_at=5.0 * number + 15))
+    service = PaperService(stale=stale).filled(40, lambda number: (5.0 * number, 5.0 * number + 15))
     done = drive(Planner(ADVISED), service, until=900.0)
     assert len(done.endings) == 40
     late = [done.endings[f"txn-{number}"][0] - service.payments[f"txn-{number}"].ends_at for number in range(20, 40)]
     assert sum(late) / len(late) < bearable
 
 
-def test_bare_ids_are_found_by_a_sweep() -> None:
-    """After a restart, a thousand ids in a list of two thousand cost twenty pages."""
-    service = PaperService()
-    for number in range(2000):
-        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
-    wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
-    done = drive(Planner(ADVISED), service, until=1000.0, track=wanted, is_new=False)
-    assert len(done.endings) == 1000
-    assert len(done.asked) == 20
-
-
 def test_a_few_ids_in_a_long_list_are_looked_up() -> None:
     """Where pages would show little, the sweep ends, and each id costs one lookup."""
-    service = PaperService()
-    for number in range(5000):
-        service.add(Paper(id=f"txn-{number}", created_at=-9000.0 + number, ends_at=-1000.0))
+    service = PaperService().filled(5000, lambda number: (-9000.0 + number, -1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 1000, 100)}
     done = drive(Planner(ADVISED), service, until=1000.0, track=wanted, is_new=False)
     assert len(done.endings) == 10
@@ -186,8 +162,7 @@ def test_ids_of_new_payments_are_tracked_as_closely_as_acknowledgements() -> Non
 def test_old_ids_among_new_ones_are_still_found_by_pages() -> None:
     """Also a thousand at once, where every id before was that of a new payment."""
     service, planner = PaperService(), Planner(ADVISED)
-    for number in range(2000):
-        service.add(Paper(id=f"old-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    service.filled(2000, lambda number: (-4000.0 + number, -1000.0), "old")
     new = {f"new-{number}": 2.0 * number for number in range(30)}
     for name, at in new.items():
         service.add(Paper(id=name, created_at=at, ends_at=at + 5))
@@ -331,9 +306,8 @@ def test_without_a_list_ids_do() -> None:
 def test_without_lookups_the_list_does() -> None:
     """Where lookups always fail, pages show the payments all the same."""
     planner = Planner(ADVISED)
-    service = PaperService()
+    service = PaperService().filled(5, lambda number: (0.0, 30.0))
     for number in range(5):
-        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=30.0))
         planner.track(f"txn-{number}", 0.0, is_new=False, deadline=math.inf)
     planner.fail(planner.send(Lookup("txn-0"), 0.0), 0.1, is_unreadable=False)
     now, ended = 1.0, 0
@@ -351,9 +325,7 @@ def test_without_lookups_the_list_does() -> None:
 def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
     """One malformed row can spoil a page for good: its payments are looked up."""
     planner = Planner(ADVISED)
-    service = PaperService()
-    for number in range(5):
-        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=30.0))
+    service = PaperService().filled(5, lambda number: (0.0, 30.0))
     drive(planner, service, until=5.0)
     now, ended = 6.0, 0
     while now < 200 and len(planner):
@@ -385,9 +357,7 @@ def test_a_hint_brings_a_request_soon() -> None:
 def test_one_page_answers_all_hints() -> None:
     """Five payments that end together and are hinted at cost one page, not a lookup each."""
     planner = Planner(ADVISED)
-    service = PaperService()
-    for number in range(5):
-        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=70.0))
+    service = PaperService().filled(5, lambda number: (float(number), 70.0))
     drive(planner, service, until=69.5)
     for number in range(5):
         assert planner.hint(f"txn-{number}", 70.3)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, Self
 
 import attrs
 
@@ -82,6 +83,13 @@ class PaperService:
 
     def add(self, payment: Paper) -> None:
         self.payments[payment.id] = payment
+
+    def filled(self, count: int, times: Callable[[int], tuple[float, float]], name: str = "txn") -> Self:
+        """Add payments of numbers from 0 on, which say when each is created and when it ends; return the service."""
+        for number in range(count):
+            created_at, ends_at = times(number)
+            self.add(Paper(id=f"{name}-{number}", created_at=created_at, ends_at=ends_at))
+        return self
 
     def page(self, number: int, now: float) -> PageAnswer:
         listed = [each for each in self.payments.values() if each.created_at + self.list_lag <= now]
