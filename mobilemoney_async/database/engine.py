@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +86,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self._url = read_url(url)
         self.dialect: str = self._url.get_backend_name()
-        self.wall_clock: WallClock = WallClock(time.time)
+        self.wall_clock: WallClock = WallClock(time.time if self.dialect == "sqlite" else _steady_clock())
         self.clients: int = 0  # open ones, of all accounts
         self.can_listen: bool = self.dialect == "postgresql"  # and no pooler is between, which the first use shows
         self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
@@ -206,6 +207,18 @@ class Database:
         result, seen, at = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
+
+    def time_of_transaction(self, utcnow: Callable[[], datetime]) -> Callable[[sa.Connection], datetime]:
+        """Return what tells a transaction the time, where it decides what cannot be taken back: by PostgreSQL's clock.
+
+        Another `utcnow` than the store's counts instead. It is asked here: no other thread may be able to read it.
+        """
+        if utcnow != self.wall_clock.utcnow:
+            at = utcnow()
+            return lambda _: at
+        if self.dialect == "sqlite":
+            return lambda _: utcnow()
+        return lambda connection: datetime.fromtimestamp(self._read_clock(connection), UTC)
 
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
@@ -538,6 +551,12 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Return a clock that begins with that of the host, and is not set with it."""
+    began = time.time() - time.monotonic()
+    return lambda: began + time.monotonic()
 
 
 def _ahead_of_the_host() -> float:

@@ -168,6 +168,11 @@ class AccountStore:
             stir_readers(self.database)
         return result
 
+    async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime]) -> T:
+        """Write what cannot be taken back, at the time that the work is given; see `Database.time_of_transaction`."""
+        time_of = self.database.time_of_transaction(utcnow)
+        return await self.write(lambda journal: work(journal, time_of(journal.connection)))
+
     def _place(self, key: str | None) -> Sequence[str]:
         return () if key is None else (self.account, key)
 

@@ -220,7 +220,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
         (self._queued, self._latest, earliest), found = await self._store.read(look, joins=_NAME)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
-            _warn_late(await self._store.write(lambda journal: withdraw_late(journal, at)))
+            _warn_late(await self._store.decide(withdraw_late, self._utcnow))
         return found
 
     def _is_blocked(self, kind: TransactionType, now: float) -> bool:
@@ -298,16 +298,15 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
-        pause = self._next_pause(record.type)
-        # Later than the others of its type: if the reason is its own after all, it is not in their way.
-        until = self._utcnow() + timedelta(seconds=_OWN_PAUSE if is_own else pause + _OWN_PAUSE)
-        at = self._utcnow()
+        pause = _OWN_PAUSE if is_own else self._next_pause(record.type) + _OWN_PAUSE
 
-        def put_off(journal: Journal) -> tuple[list[str], PaymentRecord | None]:
-            return withdraw_late(journal, at), postpone(journal, record.key, reason=str(error), until=until)
+        def put_off(journal: Journal, at: datetime) -> tuple[list[str], PaymentRecord | None]:
+            late = withdraw_late(journal, at)
+            # Later than the others of its type: if the reason is its own after all, it is not in their way.
+            return late, postpone(journal, record.key, reason=str(error), until=at + timedelta(seconds=pause))
 
         try:
-            late, waiting = await self._store.write(put_off)
+            late, waiting = await self._store.decide(put_off, self._utcnow)
             _warn_late(late)
             if waiting is not None:
                 logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)

@@ -185,9 +185,8 @@ class PaymentBook:
         require_name("key", key)
         require_text("note", note)
         await self._store.database.open()
-        now = self._utcnow()
 
-        def confirm(journal: Journal) -> PaymentRecord | StoreError:
+        def confirm(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
             dismiss_candidates(journal, record, note=note, at=now)
             event = PaymentEvent.CONFIRM_ABSENT
@@ -258,9 +257,8 @@ class PaymentBook:
         """
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()
-        now = self._utcnow()
         event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
-        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now, event=event))
+        return await self._decide(name, lambda journal, now: cancel(journal, name, note=text, at=now, event=event))
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.
@@ -366,13 +364,15 @@ class PaymentBook:
         if not await self._store.write(lambda journal: forget_consumer(journal, consumer)):
             raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
 
-    async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
+    async def _decide(
+        self, key: str, decide: Callable[[Journal, datetime], PaymentRecord | StoreError]
+    ) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""
         # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
         # lock inside `decide`, which looks at the state once more.
         async with self._store.locks.hold(key):
             await self._store.flush(key=key)
-            record = await self._store.write(decide)
+            record = await self._store.decide(decide, self._utcnow)
         if isinstance(record, StoreError):
             raise record
         return record
@@ -512,9 +512,8 @@ class Payments(PaymentBook):
         identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
         await self._recovery.binding.require_bound()
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
-        now = self._utcnow()
 
-        def identify(journal: Journal) -> PaymentRecord | StoreError:
+        def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
             if match(query_for(record), transaction, Spellings()) is Match.NONE:
                 raise StoreError(

@@ -92,10 +92,12 @@ class Reconciler:
         if self._memory.pruned_at is not None and now < self._memory.pruned_at + _PRUNE_EVERY:
             return
         after: int | None = 0
+
+        def prune(journal: Journal, at: datetime) -> int | None:
+            return prune_changes(journal, at - self._store.keep_changes, after or 0)
+
         while after is not None:
-            after = await self._store.write(
-                functools.partial(prune_changes, until=now - self._store.keep_changes, after=after)
-            )
+            after = await self._store.decide(prune, self._utcnow)
         self._memory.pruned_at = now
 
     async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
@@ -104,16 +106,16 @@ class Reconciler:
         await self._store.flush(key=key)
         if wanted is None:
             await self._prune()
-        busy, now = self._store.locks.held(but=key), self._utcnow()
+        busy = self._store.locks.held(but=key)
 
-        def begin(journal: Journal) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:
+        def begin(journal: Journal, now: datetime) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
             if wanted is not None and not ask_for_look(journal, wanted, at=now):
                 return None
             unknown = select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
             return unknown, None if key is None else journal.find(key)
 
-        begun = await self._store.write(begin)
+        begun = await self._store.decide(begin, self._utcnow)
         if begun is None:
             return []
         found, own = begun

@@ -1,7 +1,7 @@
 """Hosts with clocks minutes apart: with PostgreSQL its clock decides, so no payment is given up too early."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import anyio
 import httpx
@@ -128,6 +128,58 @@ async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) 
         await database.timed(lambda connection, clock: None)
         assert abs(clock.utcnow().timestamp() - time.time()) < PATIENCE  # real time: ahead were hours
     database.close()
+
+
+@pytest.mark.anyio
+@on_asyncio
+async def test_a_clock_that_jumps_takes_nothing_out_of_the_queue(postgres_url: str) -> None:
+    """A payment with an hour left stays queued on a host whose clock jumps two hours ahead, and is then sent."""
+    host, service = Host(0), Silent(drops=True)
+    async with client(service, host.store(postgres_url)) as shop, shop.dispatcher() as dispatcher:
+        dispatcher.pause()
+        await shop.payments.enqueue(type="collection", **ORDER, idempotency_key="order-1", not_after=timedelta(hours=1))
+        host.ahead = 7200
+        await anyio.sleep(10)
+        dispatcher.resume()
+        await anyio.sleep(10)
+        (record,) = await shop.payments.list()
+        assert record.state is PaymentState.UNKNOWN  # it was sent, and the service gave no answer
+
+
+@pytest.mark.anyio
+@real
+@on_asyncio
+async def test_a_clock_that_jumps_gives_no_request_up(postgres_url: str) -> None:
+    """Neither a reconciliation nor an operator's word takes a payment that is on its way for one that is not."""
+    service, host = Silent(drops=False), Host(0)
+    async with (
+        client(service, Host(0).store(postgres_url)) as sender,
+        client(service, host.store(postgres_url)) as other,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def send() -> None:
+            await sender.collections.create(**ORDER, idempotency_key="order-1")
+
+        await other.payments.unresolved()
+        tasks.start_soon(send)
+        with anyio.fail_after(PATIENCE):
+            await service.taken.wait()
+        host.ahead = 7200
+        assert await other.payments.reconcile() == []
+        host.ahead = 14400
+        with pytest.raises(StoreError, match="on its way"):
+            await other.payments.confirm_absent("order-1", note="I cannot see it")
+        tasks.cancel_scope.cancel()
+
+
+def test_the_host_s_clock_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be set at any time: between two readings of the database's clock, a clock that is not set counts."""
+    shown = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: shown)
+    clock = Database("postgresql://host/payments").wall_clock
+    shown += 2 * PATIENCE
+    assert 1_000_000 <= clock.utcnow().timestamp() < shown
 
 
 @given(moments, moments, st.floats(0, 3600), st.floats(0, 1))
