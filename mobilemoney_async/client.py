@@ -169,8 +169,9 @@ class AsyncClient:
             from mobilemoney_async.payments.recovery import Recovery
             from mobilemoney_async.payments.unclaimed import UnclaimedObserver
 
-            reconciler = Reconciler(self._store, pipeline)
             recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
+            pipeline.admission = recovery.binding if recovery.binding.has_vault else None
+            reconciler = Reconciler(self._store, pipeline)
             self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
             self._recovery = recovery
             self._payments = Payments(

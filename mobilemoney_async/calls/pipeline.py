@@ -104,6 +104,18 @@ class Claim(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """Check that credentials which may change at any time are the account's own."""
+
+    def is_current(self) -> bool:
+        """Return whether the credentials that are in use now have been admitted."""
+        ...
+
+    async def admit(self) -> None:
+        """Admit the credentials that are in use now, or raise `StoreError`: they are another merchant's."""
+        ...
+
+
 @attrs.define
 class AnswerFacts:
     """Facts of the last answer to one call, beside its value; filled in by `Pipeline.call`.
@@ -152,6 +164,7 @@ class Pipeline:
     on_event: Handler | None = None
     observer: RowObserver | None = None
     claim: Claim | None = None  # of a worker's clients
+    admission: Admission | None = None  # where a vault gives the token
     suspicions: Suspicions = attrs.field(factory=Suspicions)
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
@@ -408,8 +421,14 @@ class Pipeline:
         Raises:
             MobileMoneyError: There is none; nothing was sent but the login.
         """
+        admission = self.admission
         try:
-            return require_bearer("auth", await self.tokens.token(self._login))
+            while True:
+                if admission is not None and not admission.is_current():
+                    await admission.admit()  # first: a login with another merchant's password is a request, too
+                token = require_bearer("auth", await self.tokens.token(self._login))
+                if admission is None or admission.is_current():  # else the vault gave others for that
+                    return token
         except MobileMoneyError as exc:
             # Sent or not, that was the login: the call that needed it was not sent.
             exc.outcome = "not_sent"

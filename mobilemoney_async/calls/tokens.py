@@ -59,9 +59,11 @@ class NamedSource(Protocol):
 
     Attributes:
         name: The name of the credentials that are in use now, or None where it is not known yet.
+        is_vault: Whether it may give other credentials at any time, perhaps another merchant's.
     """
 
     name: str | None
+    is_vault: bool
 
     async def name_credentials(self) -> str:
         """Return the name."""

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import attrs
 import sqlalchemy as sa
 
@@ -43,6 +44,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 # Credentials that an account remembers.
 _MOST_CREDENTIALS = 20
 _LOCAL = "localhost"
+# Seconds after which a difference is reported again.
+_SAY_AGAIN = 60.0
 
 
 _here = payments.c.account == sa.bindparam("of_account")
@@ -70,7 +73,8 @@ class Memory:
         credentials: The name of the client's credentials, once known.
         is_bound: Whether the account was bound to them when it was last looked at.
         admitted: The name of the credentials that may pay.
-        said: The differences that were reported.
+        said: The differences that were reported, with the latest time on the loop's clock.
+        foreign: The name of credentials that are another merchant's, and the difference.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
     """
@@ -78,7 +82,8 @@ class Memory:
     credentials: str | None = None
     is_bound: bool = False
     admitted: str | None = None
-    said: set[str] = attrs.field(factory=set)
+    said: dict[str, float] = attrs.field(factory=dict)
+    foreign: tuple[str, str] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
 
@@ -88,9 +93,11 @@ class Binding:
 
     def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory) -> None:
         self._store = store
-        self._pipeline = pipeline
         # Looked up once: Python before 3.12 takes longer for it than for the rest of a check.
         self._named = pipeline.tokens if isinstance(pipeline.tokens, NamedSource) else None
+        self.has_vault: bool = self._named is not None and self._named.is_vault
+        # Its own calls are what credentials are admitted by.
+        self._pipeline = attrs.evolve(pipeline, admission=None) if self.has_vault else pipeline
         self._host = _host(pipeline.wire.base_url)
         self._memory = memory
 
@@ -143,7 +150,15 @@ class Binding:
 
     def is_current(self) -> bool:
         """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
-        return self._named is None or self._named.name == self._memory.admitted
+        return self._named is None or None is not self._named.name == self._memory.admitted
+
+    async def admit(self) -> None:
+        """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
+        facts = await self.read()
+        if facts.newest is None:
+            self._memory.admitted = await self._name_credentials()  # the first payment binds the account
+        else:
+            await self.require_bound(facts)
 
     async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
         """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
@@ -151,8 +166,12 @@ class Binding:
             foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
             raise self._foreign(foreign) from foreign
         try:
-            merchant_id = await self.look_up_own(facts)
+            async with self._store.locks.hold(("credentials",)):
+                if self.has_vault and self._memory.foreign is not None and self._memory.foreign[0] == name:
+                    raise ForeignError(self._memory.foreign[1])  # nothing is asked with them again
+                merchant_id = await self.look_up_own(facts)
         except ForeignError as exc:
+            self._memory.foreign = name, str(exc)
             if self._named is not None:
                 self._named.doubt()
             raise self._foreign(exc) from exc
@@ -242,11 +261,11 @@ class Binding:
         return found.merchant_id or ""
 
     def _foreign(self, difference: ForeignError) -> StoreError:
-        """Return the error for a host or credentials of another merchant, and report them once."""
-        reason = str(difference)
+        """Return the error for a host or credentials of another merchant, and report them once a minute."""
+        reason, now = str(difference), anyio.current_time()
         said = f"account {self._store.account!r} of the store {reason}"
-        if said not in self._memory.said:
-            self._memory.said.add(said)
+        if now >= self._memory.said.get(said, -math.inf) + _SAY_AGAIN:
+            self._memory.said[said] = now
             emit(self._pipeline.on_event, AccountMismatch(account=self._store.account, reason=reason))
             logger.warning("%s: nothing is sent and nothing is concluded with these credentials", said)
         advice = (

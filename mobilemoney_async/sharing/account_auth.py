@@ -51,6 +51,8 @@ class AccountAuth:
         timeout: The longest time for one call of the function, seconds.
     """
 
+    is_vault: bool = True
+
     def __init__(
         self,
         ask: Callable[[str], Awaitable[AccountSecret]],

@@ -81,6 +81,8 @@ class SharedLogin:
     seconds for a process that died while it logged in.
     """
 
+    is_vault: bool = False
+
     def __init__(
         self,
         auth: LoginAuth,

@@ -676,6 +676,40 @@ async def test_another_merchants_secret_pays_nothing(store_url: str, platform: P
     assert [each.merchant_id for each in platform.service.payments] == ["shop-0", "shop-0"]
 
 
+@pytest.mark.costly("no quick test has a poller beside a vault that gives another merchant's secret")
+@pytest.mark.parametrize("secret", ["token.of.shop-1", LoginAuth("shop-1@example.com", PASSWORD)])
+async def test_with_another_merchants_secret_nothing_is_asked(
+    store_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, secret: Any
+) -> None:
+    """One lookup shows it, and once a minute the log says so; a poller goes on once the vault answers otherwise."""
+    platform.open("shop-0", "shop-1")
+    platform.passwords["shop-1"] = PASSWORD
+    asked: list[str] = []
+
+    async def note(token: str) -> None:
+        asked.append(token)
+
+    async with platform.merchants(store_url) as merchants:
+        client = await merchants.client("shop-0")
+        number = await pay(client)
+        async with client.poller(resume=True) as poller:
+            await anyio.sleep(60)
+            del platform.service.merchants["token.of.shop-0"]
+            platform.secrets["shop-0"], platform.answer_first = secret, note
+            caplog.clear()
+            for _ in range(3):
+                await anyio.sleep(60)
+                for call in (pay(client, "order-2"), client.transactions.get(number), client.payments.reconcile()):
+                    with pytest.raises(StoreError, match="another merchant"):
+                        await call
+            assert [each for each in asked if each not in {"", "token.of.shop-0"}] == asked[-1:]
+            assert 3 <= caplog.text.count("nothing is concluded with these credentials") <= 4
+            platform.replace("shop-0", "right.token")
+            platform.service.finish_after = 0.0
+            with anyio.fail_after(600):
+                assert (await poller.wait(number)).is_final
+
+
 async def test_a_token_that_stays_refused_is_not_asked_for_all_the_time(
     sqlite_file_url: str, platform: Platform
 ) -> None:
