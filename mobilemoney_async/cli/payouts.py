@@ -27,7 +27,8 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.payout_batch import MOST_TEXT, PayoutBatch, digest, read_rows, total_of, warnings_of
+from mobilemoney_async.payments.payout_batch import PayoutBatch
+from mobilemoney_async.payments.payout_rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -44,7 +45,7 @@ payouts_app: typer.Typer = command_group(
     no_args_is_help=True,
 )
 
-_FILE = "CSV in UTF-8 with the header phone_number,amount[,key][,…]; other columns come back in the report."
+_FILE = "CSV in UTF-8, or .xlsx, with the header phone_number,amount[,key][,…]; other columns come back in the report."
 File = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help=_FILE)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The batch: propose prints its id.")]
 OptionalId = Annotated[
@@ -53,6 +54,8 @@ OptionalId = Annotated[
 By = Annotated[str, typer.Option(metavar="NAME", help="Your name; kept with the batch.")]
 _LOCAL = "Numbers may be written without their country code, 0788 500 000, as Tanzanian."
 LocalNumbers = Annotated[bool, typer.Option("--local-numbers", help=_LOCAL)]
+_COLUMNS = "The file's own names of our columns: phone_number=Namba,amount=Kiasi."
+Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME=THEIRS,…", help=_COLUMNS)]
 _SEND = "Send what is queued in this account now, and follow the payouts, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
 # Seconds between two looks at the progress, and between two lines of it where there is no terminal.
@@ -78,12 +81,12 @@ _FAILED = "failed"
 
 
 @add_command(payouts_app, "check")
-def check(file: File, *, local_numbers: LocalNumbers = False, as_json: AsJSON = False) -> None:
+def check(file: File, *, local_numbers: LocalNumbers = False, columns: Columns = None, as_json: AsJSON = False) -> None:
     """Check a file, and show its totals. Records and sends nothing.
 
     Duplicates of earlier payments are shown by propose, which has the store.
     """
-    rows = read_rows(_read(file), local_numbers=local_numbers)
+    rows = read_rows(_read(file), local_numbers=local_numbers, columns=_read_columns(columns))
     total, content = total_of(rows), digest(rows)
     warnings = warnings_of((each.line, each.phone_number) for each in rows)
     if as_json:
@@ -102,6 +105,7 @@ def propose(
     by: By,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the batch.", show_default="the file's")] = None,
     local_numbers: LocalNumbers = False,
+    columns: Columns = None,
     as_json: AsJSON = False,
     service: Service,
 ) -> None:
@@ -109,12 +113,12 @@ def propose(
 
     Shows its totals, its digest, and lines that look as if they were paid twice, or to a wrong number.
     """
-    content, settings = _read(file), find_store(service)
+    content, names, settings = _read(file), _read_columns(columns), find_store(service)
     new = missing_file(settings)
 
     async def work(payouts: Payouts) -> PayoutBatch:
         are_local = local_numbers or settings.local_numbers
-        return await payouts.propose(content, name=name or file.stem, by=by, local_numbers=are_local)
+        return await payouts.propose(content, name=name or file.stem, by=by, local_numbers=are_local, columns=names)
 
     batch = _run(work, service, makes_file=True)
     if new is not None:
@@ -217,6 +221,14 @@ def _read(file: Path) -> bytes:
             return content.read(MOST_TEXT + 1)
     except OSError as exc:
         raise Refused(f"{file} cannot be read: {exc.strerror}", ExitCode.USAGE) from exc
+
+
+def _read_columns(text: str | None) -> Mapping[str, str] | None:
+    """Return the names of the option ``--columns``."""
+    pairs = [each.partition("=") for each in text.split(",")] if text is not None else []
+    if not all(theirs for _, _, theirs in pairs) or len({ours.strip() for ours, _, _ in pairs}) < len(pairs):
+        raise Refused("--columns must be such as phone_number=Namba,amount=Kiasi", ExitCode.USAGE)
+    return {ours.strip(): theirs for ours, _, theirs in pairs} or None
 
 
 def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_file: bool = False) -> T:

@@ -24,20 +24,8 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.outbox import QueueOptions, cancel_batch, enqueue_all
-from mobilemoney_async.payments.payout_batch import (
-    PayoutBatch,
-    PayoutLine,
-    PayoutRow,
-    Rows,
-    digest,
-    is_same_person,
-    keys_of,
-    read_person,
-    read_rows,
-    total_of,
-    warnings_of,
-    write_report,
-)
+from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine, is_same_person, read_person, write_report
+from mobilemoney_async.payments.payout_rows import PayoutRow, Rows, digest, keys_of, read_rows, total_of, warnings_of
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.values import refuse, require_integer, require_name, require_text
@@ -56,25 +44,29 @@ class Payouts:
     _store: AccountStore = attrs.field(repr=False)
     _utcnow: Callable[[], datetime] = attrs.field(repr=False)
 
-    async def propose(self, rows: Rows, *, name: str, by: str, local_numbers: bool = False) -> PayoutBatch:
+    async def propose(
+        self, rows: Rows, *, name: str, by: str, local_numbers: bool = False, columns: Mapping[str, str] | None = None
+    ) -> PayoutBatch:
         """Check a batch as a whole, and record it for someone else to approve. Nothing is sent.
 
         A row that names no key gets one from the content of the whole batch and its number: the same content, proposed
         twice, is paid once. To pay the same people the same amounts again next month, give it a column for the month.
 
         Args:
-            rows: Text or open file of a CSV in UTF-8 with the header ``phone_number,amount[,key][,…]``, separated by
-                commas, semicolons or tabs, or mappings with these keys; 50,000 at most. Other columns come back in the
-                report; ``type`` and ``currency`` must be ``disbursement`` and ``TZS`` where they are given.
+            rows: Text, open file or path of a CSV in UTF-8 with the header ``phone_number,amount[,key][,…]``,
+                separated by commas, semicolons or tabs; path, bytes or open file of an .xlsx (extra ``xlsx``) with this
+                header; or mappings with these keys; 50,000 at most. Other columns come back in the report; ``type``
+                and ``currency`` must be ``disbursement`` and ``TZS`` where they are given.
             name: Of the batch, such as ``salaries 2026-11``, at most 200 characters.
             by: Your name, at most 200 characters. Your program checks who you are.
             local_numbers: Whether numbers may be written without their country code (``0788 500 000``), as Tanzanian.
+            columns: The file's names of our columns where they are others, such as ``{"amount": "Kiasi"}``.
 
         Raises:
-            InvalidRequest: An argument is invalid, or rows are: it names their lines.
+            InvalidRequest: An argument is invalid, or rows are: it names their lines. Or the extra is missing.
         """
         title, proposer = require_name("name", name), read_person(by)
-        read = read_rows(rows, local_numbers=local_numbers)
+        read = read_rows(rows, local_numbers=local_numbers, columns=columns)
         content, now = digest(read), self._utcnow()
         batch: dict[str, Any] = {"account": self._store.account, "id": uuid.uuid4().hex[:12], "name": title}
         batch |= {"digest": content, "state": PROPOSED, "proposed_by": proposer, "proposed_at": now}

@@ -44,6 +44,16 @@ def propose(*arguments: str) -> str:
     return str(json.loads(ran.stdout)["id"])
 
 
+def test_a_file_may_have_columns_of_its_own_names(shop: Path) -> None:
+    """`--columns` names them; what it cannot read, it refuses."""
+    (shop / "list.csv").write_text("Namba,Kiasi\n+255681234567,1500\n", encoding="utf-8")
+    checked = run("payouts", "check", "list.csv", "--columns", "phone_number=Namba, amount=Kiasi")
+    assert (checked.exit_code, "1,500 TZS" in checked.stdout) == (0, True)
+    assert "it lacks phone_number and amount" in run("payouts", "check", "list.csv").stderr
+    for wrong in ("Namba", "amount=", "amount=Kiasi,amount=Namba", "sum=Kiasi"):
+        assert run("payouts", "check", "list.csv", "--columns", wrong).exit_code == 2
+
+
 @pytest.mark.costly("runs lines of cli/payouts.py, cli/unclaimed.py that no quick test runs")
 def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path, sandbox: Sandbox) -> None:
     """From the file to the report; the exit code says that one has failed."""

@@ -10,7 +10,7 @@ import pytest
 
 from mobilemoney_async import InvalidRequest, SQLStore
 from mobilemoney_async.configuration.profiles import read_profiles, state_folder
-from mobilemoney_async.payments.payout_batch import read_rows
+from mobilemoney_async.payments.payout_rows import read_rows
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, require_bearer
 from tests.payments.second_world import BOTH, Order, make_world, number
 

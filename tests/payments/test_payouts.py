@@ -26,7 +26,8 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.database import schema
-from mobilemoney_async.payments.payout_batch import PayoutLine, digest, read_rows
+from mobilemoney_async.payments.payout_batch import PayoutLine
+from mobilemoney_async.payments.payout_rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world
 from tests.support.patience import until

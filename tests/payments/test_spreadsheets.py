@@ -1,0 +1,188 @@
+"""Batches of payouts from spreadsheets: .xlsx files, and columns with names of the merchant's own."""
+
+import builtins
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pytest
+
+from mobilemoney_async import InvalidRequest
+from mobilemoney_async.payments.payout_rows import digest, read_rows
+
+NUMBER = "+255681234567"
+HEADER = ("phone_number", "amount", "name")
+_OFFICE = "http://schemas.openxmlformats.org"
+_MAIN = f'xmlns="{_OFFICE}/spreadsheetml/2006/main"'
+_RELATIONS = f'xmlns="{_OFFICE}/package/2006/relationships"'
+_TYPE = f"{_OFFICE}/officeDocument/2006/relationships"
+_CONTENT = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+
+
+def cell(place: str, value: object) -> str:
+    """Return a cell: a text as one, everything else as the number or the error that it shows."""
+    if isinstance(value, str) and not value.startswith("#"):
+        return f'<c r="{place}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
+    kind = ' t="e"' if isinstance(value, str) else ""
+    return f'<c r="{place}"{kind}><v>{value}</v></c>'
+
+
+def write_row(number: int, cells: tuple[object, ...]) -> str:
+    written = (cell(f"{chr(65 + at)}{number}", each) for at, each in enumerate(cells) if each is not None)
+    return f'<row r="{number}">{"".join(written)}</row>'
+
+
+def xlsx(*sheets: Mapping[int, tuple[object, ...]]) -> bytes:
+    """Return a file with rows by their numbers, from column A on; None leaves a cell out."""
+    file, numbers = io.BytesIO(), range(1, len(sheets) + 1)
+    with zipfile.ZipFile(file, "w") as parts:
+        override = '<Override PartName="/xl/{}" ContentType="{}.{}+xml"/>'
+        types = override.format("workbook.xml", _CONTENT, "sheet.main")
+        types += "".join(override.format(f"worksheets/sheet{number}.xml", _CONTENT, "worksheet") for number in numbers)
+        relation = '<Relationship Id="r{}" Type="{}/{}" Target="{}"/>'
+        to_sheets = (relation.format(number, _TYPE, "worksheet", f"worksheets/sheet{number}.xml") for number in numbers)
+        named = "".join(f'<sheet name="s{number}" sheetId="{number}" r:id="r{number}"/>' for number in numbers)
+        parts.writestr("[Content_Types].xml", f'<Types xmlns="{_OFFICE}/package/2006/content-types">{types}</Types>')
+        first = relation.format(1, _TYPE, "officeDocument", "xl/workbook.xml")
+        parts.writestr("_rels/.rels", f"<Relationships {_RELATIONS}>{first}</Relationships>")
+        parts.writestr(
+            "xl/_rels/workbook.xml.rels", f"<Relationships {_RELATIONS}>{''.join(to_sheets)}</Relationships>"
+        )
+        parts.writestr("xl/workbook.xml", f'<workbook {_MAIN} xmlns:r="{_TYPE}"><sheets>{named}</sheets></workbook>')
+        for number, sheet in zip(numbers, sheets, strict=True):
+            rows = "".join(write_row(*each) for each in sheet.items())
+            parts.writestr(
+                f"xl/worksheets/sheet{number}.xml", f"<worksheet {_MAIN}><sheetData>{rows}</sheetData></worksheet>"
+            )
+    return file.getvalue()
+
+
+def refused(rows: Any, **options: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        read_rows(rows, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["bytes", "open file", "path", "path as text"])
+def test_a_sheet_pays_what_the_same_csv_pays(way: str, tmp_path: Path) -> None:
+    """The rows, their lines and their digest are the same; blank rows and columns do not matter, nor an empty sheet."""
+    content = xlsx({2: HEADER, 4: (f" {NUMBER}", 15_000, "Asha"), 5: (NUMBER, "2000.00", 7)}, {})
+    (tmp_path / "salaries.xlsx").write_bytes(content)
+    path = tmp_path / "salaries.xlsx"
+    given: dict[str, Any] = {
+        "bytes": content,
+        "path": path,
+        "path as text": str(path),
+        "open file": io.BytesIO(content),
+    }
+    read = read_rows(given[way])
+    assert [(row.line, row.phone_number, row.amount, row.info["name"]) for row in read] == [
+        (4, NUMBER, "15000", "Asha"),
+        (5, NUMBER, "2000", "7"),
+    ]
+    assert digest(read) == digest(read_rows(f"\n{','.join(HEADER)}\n\n{NUMBER},15000,Asha\n{NUMBER},2000,7\n"))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ((NUMBER, 0.5), "cell B2 is no text and no whole number"),
+        ((NUMBER, "9007199254740993"), None),
+        ((NUMBER, 9007199254740992), "cell B2"),
+        ((NUMBER, 1e20), "cell B2"),
+        ((255681234567.5, 1000), "cell A2"),
+        ((NUMBER, 1000, 1.5), "cell C2"),
+        ((NUMBER, -5), "amount must be"),
+        ((255681234567, 1000), "phone_number does not begin with +"),
+        ((NUMBER, "15,000"), "line 2: amount must be"),
+    ],
+    ids=str,
+)
+def test_a_number_counts_only_with_all_its_digits(row: tuple[object, ...], said: str | None) -> None:
+    """A number cell is whole and below 2**53, or is refused with its cell: a spreadsheet keeps no more digits."""
+    content = xlsx({1: ("phone_number", "amount", "key"), 2: row})
+    if said is None:
+        assert read_rows(content)[0].amount == row[1]
+    else:
+        assert said in refused(content)
+
+
+def test_a_phone_number_may_be_a_number() -> None:
+    """It is its digits, read as Tanzanian where you ask for it; the approver sees a cut one."""
+    content = xlsx({1: HEADER, 2: (255681234567, 1000), 3: (681234567, 1000)})
+    assert [row.phone_number for row in read_rows(content, local_numbers=True)] == [NUMBER, NUMBER]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04 and more", "no .xlsx that can be read"),
+        (xlsx({1: HEADER}, {1: HEADER}), "several sheets"),
+        (xlsx({}), "line 1 must be the header"),
+        (xlsx({1: HEADER, 2: (NUMBER, 1000, "#N/A")}), "shows an error"),
+        (xlsx({1: HEADER, 2: (NUMBER, 1000, "Asha", "more")}), "another number of values"),
+        (xlsx({1: HEADER, 3: ("0681", 1000)}), "line 3: "),
+    ],
+    ids=["damaged", "two sheets", "empty", "an error", "a cell too many", "a wrong row"],
+)
+def test_a_file_that_is_not_clear_is_refused_whole(content: bytes, said: str) -> None:
+    """Nothing is guessed, and nothing recorded; the row is that of the sheet."""
+    assert said in refused(content)
+
+
+@pytest.mark.slow
+def test_a_sheet_that_would_fill_the_memory_is_refused() -> None:
+    """Some kilobytes may unpack to gigabytes: their size is checked first."""
+    file = io.BytesIO(xlsx({1: HEADER}))
+    with zipfile.ZipFile(file, "a", compression=zipfile.ZIP_DEFLATED) as parts:
+        for number in range(6):
+            parts.writestr(f"xl/media/{number}", bytes(40_000_000))
+    assert "too large" in refused(file.getvalue())
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any) -> Any:
+        if name == "python_calamine":
+            raise ModuleNotFoundError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert 'pip install "mobilemoney-async[xlsx]"' in refused(xlsx({1: HEADER}))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        f"Namba;Kiasi;Jina\n{NUMBER};1000;Asha\n",
+        xlsx({1: ("Namba", "Kiasi", "Jina"), 2: (NUMBER, 1000, "Asha")}),
+        [{"Namba": NUMBER, "Kiasi": 1000, "Jina": "Asha"}],
+    ],
+    ids=["CSV", ".xlsx", "mappings"],
+)
+def test_columns_may_have_names_of_your_own(rows: Any) -> None:
+    """The other columns keep theirs, and the digest is that of the same rows under our names."""
+    (row,) = read_rows(rows, columns={"phone_number": "Namba", "amount": "Kiasi"})
+    assert (row.phone_number, row.amount, row.info) == (NUMBER, "1000", {"Jina": "Asha"})
+    assert digest([row]) == digest(read_rows(f"phone_number,amount,Jina\n{NUMBER},1000,Asha\n"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"phone_number": "Namba", "amount": "Kiasi", "key": "Rejea"}, "it lacks Rejea"),
+        ({"amount": "Kiasi"}, "it lacks phone_number"),
+        ({"phone_number": "Namba", "amount": "Namba"}, "columns must be a mapping to different names"),
+        ({"sum": "Kiasi"}, "columns must be a mapping of phone_number, amount or key"),
+        ({"amount": ""}, "columns must be"),
+        ("amount=Kiasi", "columns must be a mapping of"),
+    ],
+    ids=str,
+)
+def test_wrong_names_of_columns_are_refused(columns: Any, said: str) -> None:
+    """A column that you have named must be there: a key that is missed would be another payment."""
+    assert said in refused(f"Namba;Kiasi\n{NUMBER};1000\n", columns=columns)
