@@ -2,13 +2,10 @@
 
 import json
 import stat
-import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-import anyio
-import anyio.from_thread
 import attrs
 import pytest
 
@@ -24,28 +21,16 @@ from mobilemoney_async.cli.clients import (
 )
 from mobilemoney_async.configuration.settings import Settings, load_settings
 from mobilemoney_async.sandbox import Sandbox
+from tests.support.commands import run
 from tests.support.terminal import terminal
-
-with warnings.catch_warnings():
-    # What the lowest typer that is allowed takes from the newest click is deprecated there.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner, Result
-
-    from mobilemoney_async.cli.app import app
 
 EMAIL = "merchant@example.com"
 NUMBER = "+255681234501"
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A person without configuration: an empty folder and a home of their own."""
-    for name in ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY", "PROFILE", "CONFIG"):
-        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "state"
+@pytest.fixture
+def state(folder: Path) -> Path:
+    return folder / "state"
 
 
 @pytest.fixture
@@ -53,20 +38,7 @@ def sandbox() -> Sandbox:
     return Sandbox()
 
 
-@pytest.fixture
-def url(sandbox: Sandbox) -> Iterator[str]:
-    """Where the sandbox is reached over a real socket."""
-    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-        with portal.wrap_async_context_manager(sandbox.serve()) as base_url:
-            yield base_url
-
-
-def run(*arguments: str, answer: str = "", **variables: str) -> Result:
-    """Run `mobilemoney` with these arguments, standard input and environment variables."""
-    return CliRunner().invoke(app, list(arguments), input=answer, env={**variables, "TERM": "dumb"})
-
-
-def log_in(sandbox: Sandbox, url: str, *options: str) -> Result:
+def log_in(sandbox: Sandbox, url: str, *options: str) -> Any:
     return run("login", "--base-url", url, "--email", EMAIL, *options, answer=f"{sandbox.password}\n")
 
 

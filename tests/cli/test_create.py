@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply
-from tests.support.commands import leave_home, remembered, run, served, started
+from tests.support.commands import remembered, run, started
 from tests.support.databases import sqlite_url
 from tests.support.patience import PATIENCE, wait_until
 from tests.support.processes import environment
@@ -33,21 +32,9 @@ ANSWER_LOST = "+255780000201"
 UNKNOWN = "it is unknown whether the payment exists"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    leave_home(monkeypatch, tmp_path)
-    return tmp_path
-
-
 @pytest.fixture
 def sandbox() -> Sandbox:
     return Sandbox(speed=50, choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def url(sandbox: Sandbox) -> Iterator[str]:
-    with served(sandbox) as base_url:
-        yield base_url
 
 
 @pytest.fixture

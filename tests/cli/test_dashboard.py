@@ -25,7 +25,7 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, read_overview
 from tests.sandbox.page_user import Elements
-from tests.support.commands import leave_home, run, started
+from tests.support.commands import run, started
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -298,10 +298,6 @@ def test_an_axis_ends_at_a_round_number(most: int, end: int) -> None:
 
 
 class TestCommand:
-    @pytest.fixture(autouse=True)
-    def home(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        leave_home(monkeypatch, tmp_path)
-
     @pytest.mark.slow
     @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
     async def test_it_serves_until_ctrl_c(self, store: SQLStore, file: Path) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import ssl
 import subprocess
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -41,26 +40,10 @@ from mobilemoney_async.payments.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.certificates import certificate
+from tests.support.commands import run as mobilemoney
 from tests.support.databases import sqlite_url
 
-with warnings.catch_warnings():
-    # What the lowest typer that is allowed takes from the newest click is deprecated there.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner, Result
-
-    from mobilemoney_async.cli.app import app
-
 NUMBER = "+255681234501"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person without configuration: an empty folder and a home of their own."""
-    for name in ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY", "PROFILE", "CONFIG"):
-        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
-    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -68,17 +51,9 @@ def sandbox() -> Sandbox:
     return Sandbox()
 
 
-@pytest.fixture
-def url(sandbox: Sandbox) -> Iterator[str]:
-    """Where the sandbox is reached over a real socket."""
-    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-        with portal.wrap_async_context_manager(sandbox.serve()) as base_url:
-            yield base_url
-
-
-def run(*arguments: str, **variables: str) -> Result:
+def run(*arguments: str, **variables: str) -> Any:
     """Run `mobilemoney doctor` with these arguments and environment variables."""
-    return CliRunner().invoke(app, ["doctor", *arguments], env={**variables, "TERM": "dumb"})
+    return mobilemoney("doctor", *arguments, **variables)
 
 
 def findings(*arguments: str, **variables: str) -> dict[str, dict[str, str]]:

@@ -23,7 +23,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, Overview
 from tests.payments.service import ORDER, Outage, make_world, on_asyncio
 from tests.payments.tables import insert_payment
-from tests.support.commands import leave_home, run
+from tests.support.commands import run
 from tests.support.databases import sqlite_url
 from tests.support.terminal import terminal
 
@@ -203,10 +203,6 @@ async def test_a_store_that_is_away_for_a_while_is_waited_for(
 
 class TestCommand:
     """As a program."""
-
-    @pytest.fixture(autouse=True)
-    def _home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        leave_home(monkeypatch, tmp_path)
 
     def store(self, folder: Path) -> str:
         """Return a store with a payment that needs attention."""

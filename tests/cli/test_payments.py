@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,28 +17,15 @@ import sqlalchemy as sa
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
 from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
+from tests.support import commands
+from tests.support.commands import run as mobilemoney
 from tests.support.databases import sqlite_url
-
-with warnings.catch_warnings():
-    # What the lowest typer that is allowed takes from the newest click is deprecated there.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner, Result
-
-    from mobilemoney_async.cli.app import app
 
 NUMBER = "+255681234501"
 ESCAPE = "\x1b[2J[red]"
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY"):
-        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
@@ -48,14 +34,9 @@ def url(tmp_path: Path) -> str:
     return sqlite_url(tmp_path)
 
 
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(choices=Choices(rate_limit=None))
-
-
-def run(*arguments: str, answer: str = "", **variables: str) -> Result:
+def run(*arguments: str, answer: str = "", **variables: str) -> Any:
     """Run `mobilemoney payments` with these arguments, standard input and environment variables."""
-    return CliRunner().invoke(app, ["payments", *arguments], input=answer, env={**variables, "TERM": "dumb"})
+    return mobilemoney("payments", *arguments, answer=answer, **variables)
 
 
 def run_json(*arguments: str, **variables: str) -> Any:
@@ -91,9 +72,8 @@ def pay(
 @pytest.fixture
 def served(sandbox: Sandbox) -> Iterator[dict[str, str]]:
     """The variables with which the sandbox is reached over a real socket."""
-    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-        with portal.wrap_async_context_manager(sandbox.serve()) as base_url:
-            yield {"MOBILEMONEY_BASE_URL": base_url, "MOBILEMONEY_TOKEN": sandbox.token}
+    with commands.served(sandbox) as base_url:
+        yield {"MOBILEMONEY_BASE_URL": base_url, "MOBILEMONEY_TOKEN": sandbox.token}
 
 
 class TestList:
@@ -277,7 +257,7 @@ class TestUnclaimed:
     ) -> None:
         """Nothing is sent, and the message names the commands."""
         order = ["collect", NUMBER, "1000", "--key", "order-2", "--yes"]
-        stopped = CliRunner().invoke(app, order, env={"TERM": "dumb", **served, "MOBILEMONEY_STORE": url})
+        stopped = mobilemoney(*order, **served, MOBILEMONEY_STORE=url)
         assert stopped.exit_code == 1, stopped.output
         assert "nothing was sent" in stopped.stderr
         assert "mobilemoney payments unclaimed" in stopped.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from mobilemoney_async.cli import payouts
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
-from tests.support.commands import Command, leave_home, run, served, started
+from tests.support.commands import Command, run, started
 
 FILE = "phone_number,amount,employee\n+255780000789,850000,E1\n0681 234 502,620000,E2\n+255780000089,700000,E3\n"
 
@@ -25,16 +24,14 @@ def sandbox() -> Sandbox:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> Iterator[Path]:
+def shop(folder: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, url: str) -> Path:
     """A folder with a file of salaries, and an environment with the service and a store that does not exist yet."""
-    leave_home(monkeypatch, tmp_path)
-    with served(sandbox) as base_url:
-        monkeypatch.setenv("MOBILEMONEY_BASE_URL", base_url)
-        monkeypatch.setenv("MOBILEMONEY_TOKEN", sandbox.token)
-        monkeypatch.setenv("MOBILEMONEY_STORE", f"sqlite:///{tmp_path}/payroll.db")
-        monkeypatch.setattr(payouts, "_LOOK", 0.1)
-        (tmp_path / "salaries.csv").write_text(FILE, "utf-8")
-        yield tmp_path
+    monkeypatch.setenv("MOBILEMONEY_BASE_URL", url)
+    monkeypatch.setenv("MOBILEMONEY_TOKEN", sandbox.token)
+    monkeypatch.setenv("MOBILEMONEY_STORE", f"sqlite:///{folder}/payroll.db")
+    monkeypatch.setattr(payouts, "_LOOK", 0.1)
+    (folder / "salaries.csv").write_text(FILE, "utf-8")
+    return folder
 
 
 def propose(*arguments: str) -> str:

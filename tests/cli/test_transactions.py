@@ -3,9 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import anyio
 import pytest
@@ -13,30 +11,12 @@ import pytest
 from mobilemoney_async import RateLimiter
 from mobilemoney_async.cli.transactions import CSV_HEADER
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.behaviour import Choices
-from tests.support.commands import leave_home, run, served, started
+from tests.support.commands import run, started
 from tests.support.terminal import terminal
 
 NUMBER, MASKED = "+255681234501", "+25568…501"
 # What a spreadsheet, rich and a terminal would each take for an order, were they let.
 HOSTILE = '=HYPERLINK("https://evil.example")[red]\x1b[2J'
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    leave_home(monkeypatch, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def url(sandbox: Sandbox) -> Iterator[str]:
-    with served(sandbox) as base_url:
-        yield base_url
 
 
 def paid(sandbox: Sandbox, count: int = 1, *, external_id: str | None = None) -> list[str]:

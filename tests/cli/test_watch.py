@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from mobilemoney_async.cli.following import (
 from mobilemoney_async.cli.output import printing_log
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
-from tests.support.commands import leave_home, remembered, run, served, started
+from tests.support.commands import remembered, run, started
 from tests.support.databases import sqlite_url
 from tests.support.terminal import terminal
 
@@ -163,20 +163,8 @@ class TestFollowing:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    leave_home(monkeypatch, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def sandbox() -> Sandbox:
     return Sandbox(speed=50, choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def url(sandbox: Sandbox, folder: Path) -> Iterator[str]:
-    with served(sandbox) as base_url:
-        yield base_url
 
 
 def paid(sandbox: Sandbox, *phone_numbers: str, store: SQLStore | None = None) -> list[str]:

@@ -63,9 +63,9 @@ def served(sandbox: Sandbox) -> Iterator[str]:
             yield base_url
 
 
-def run(*arguments: str, answer: str = "") -> Result:
-    """Run `mobilemoney` in this process, with its output piped."""
-    return CliRunner().invoke(app, list(arguments), input=answer, env={"TERM": "dumb"})
+def run(*arguments: str, answer: str = "", **variables: str) -> Result:
+    """Run `mobilemoney` in this process, with this input and these variables, and its output piped."""
+    return CliRunner().invoke(app, list(arguments), input=answer, env={**variables, "TERM": "dumb"})
 
 
 def run_alone(*arguments: str, env: Mapping[str, str], code: str = MOBILEMONEY) -> subprocess.CompletedProcess[str]:
