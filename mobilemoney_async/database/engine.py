@@ -74,6 +74,10 @@ Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
 
 
+class _LockedError(Exception):
+    """Another transaction holds a lock that one of ours has waited for long enough to leave its thread to others."""
+
+
 class Database:
     """Database that runs transactions in worker threads.
 
@@ -222,7 +226,9 @@ class Database:
 
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
-        return await self._in_ready_thread(lambda until: self._open_driver(statement, until))
+        await self.open()
+        until = time.monotonic() + _QUEUE
+        return await self._in_thread(lambda: self._open_driver(statement, until))
 
     @property
     def file(self) -> Path | None:
@@ -285,13 +291,6 @@ class Database:
         without_frames(exc)
         return failed
 
-    async def _in_ready_thread(self, work: Callable[[float], T]) -> T:
-        """Run work in a thread, once the tables are prepared; it gets the time until which it may wait for locks."""
-        if not self._is_prepared:
-            await self.open()
-        until = time.monotonic() + _QUEUE
-        return await self._in_thread(lambda: work(until))
-
     async def _in_thread(self, work: Callable[[], T], *, is_group: bool = False) -> T:
         # Files share theirs. Work for a server that does not answer must not hold up that for another server.
         owner = self if self.dialect == "postgresql" else Database
@@ -346,6 +345,9 @@ class Database:
                 return self._run(engine, work, writes=writes, durable=durable, until=until)
             except (sa.exc.SQLAlchemyError, OSError) as exc:
                 # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
+                if self.dialect == "postgresql" and is_locked(exc) and time.monotonic() < until:
+                    without_frames(exc)
+                    raise _LockedError from None
                 if needs_new_session(exc) and not is_new:
                     is_new, until = True, time.monotonic() + _QUEUE
                 elif not is_conflict(exc) or time.monotonic() > until:
@@ -364,14 +366,23 @@ class Database:
         self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, then: AfterCommit | None
     ) -> T:
         """Run work in a transaction of its own."""
+        if not self._is_prepared:
+            await self.open()
+        until, pause = time.monotonic() + _QUEUE, _FIRST_PAUSE
 
-        def transact(until: float) -> T:
+        def transact() -> T:
             result = self._transact(work, writes=writes, durable=durable, until=until)
             if then is not None:
                 self._notify({then(result)})
             return result
 
-        return await self._in_ready_thread(transact)
+        while True:
+            try:
+                return await self._in_thread(transact)
+            except _LockedError:
+                # Not in the thread: whoever wants a row of one account must not keep all others waiting.
+                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
+                pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
     async def _join(
         self,

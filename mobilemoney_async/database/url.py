@@ -42,6 +42,8 @@ _POOL: dict[str, Any] = {"pool_size": THREADS, "max_overflow": 2, "pool_timeout"
 
 # Servers since PostgreSQL 14 end a connection that is idle for longer, unless they have a time of their own for that.
 _KEPT = "60s"
+# For so long one try of a transaction waits for a lock; see `engine.Database`.
+_LOCK_TRY = "500ms"
 NEVER_IDLE = (
     "SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0'"
 )
@@ -178,6 +180,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
     settings: dict[str, str] = {}
     if "options" not in url.query:
         settings = dict.fromkeys(("statement_timeout", "idle_in_transaction_session_timeout"), f"{PATIENCE}s")
+        settings["lock_timeout"] = _LOCK_TRY
         # In another zone, the first and the last day of the calendar lie outside Python's.
         settings["TimeZone"] = "UTC"
     engine = sa.create_engine(

@@ -79,8 +79,9 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
         where.append(payments.c.stale_at <= now)
     else:
         where.append(payments.c.sent_at <= now - timedelta(seconds=stale_after))
-    # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits.
-    for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update()).all():
+    # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits. What it
+    # has locked is left to the next time.
+    for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():
         if row.key not in busy:
             at = now if row.stale_at is None else min(now, row.stale_at)
             said = "the process that sent it did not record the result"

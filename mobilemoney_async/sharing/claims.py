@@ -27,7 +27,7 @@ from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database, ahead
-from mobilemoney_async.database.schema import insert_missing, leases, lock_row, stores
+from mobilemoney_async.database.schema import insert_missing, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.queries import Work, accounts_with_work, chunks
 
@@ -43,6 +43,8 @@ _LOOK, _KEPT, _SHIELD = 2.0, 60.0, 10.0
 # Part of its accounts that a host may have too many, until it gives some back: so many in a second at most, and none
 # while so many wait for a host.
 _SLACK, _MOST_GIVEN, _MOST_WAITING = 0.1, 10, 50
+# Renewals in a row after which a lock is no other host's.
+_LOCKED_LONG = 3
 _CLAIM, _LOOK_NAME, _HOST = "worker", "work", "worker "
 _FREE: dict[str, Any] = {"holder": None, "until": 0.0, "written": 0.0}
 
@@ -124,9 +126,13 @@ class _Asked:
 
 @attrs.frozen
 class _Found:
-    """Rows of one renewal, by account: the work of the own claims and of new ones, and the own pollers."""
+    """Rows of one renewal, by account: the work of the own claims and of new ones, and the own pollers.
+
+    Claims that another transaction has locked are kept, and not renewed: each ends by itself unless that ends.
+    """
 
     kept: dict[str, int]
+    locked: frozenset[str]
     new: dict[str, int]
     pollers: dict[str, tuple[str, int, int]]
     surplus: int
@@ -142,6 +148,7 @@ class Claims:
         self._utcnow = utcnow
         self.host: str = uuid.uuid4().hex
         self.held: dict[str, Claim] = {}
+        self._locked: dict[str, int] = {}  # for how many renewals, by account
 
     async def require_service(self, address: str) -> None:
         """Note the address of the service that all workers of the store serve, unless one is noted.
@@ -178,11 +185,16 @@ class Claims:
             found, _ = await self._database.timed(lambda connection, clock: _renew(connection, clock, asked))
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]
+        self._locked = {account: self._locked.get(account, 0) + 1 for account in found.locked}
+        for account, times in self._locked.items():
+            if times == _LOCKED_LONG:
+                logger.warning("another transaction has locked the claim of account %r, which ends like that", account)
         for claim in lost:
             claim.until, claim.poller = -math.inf, None
         self.held = {account: claim for account, claim in kept.items() if account in found.kept}
         for account, claim in self.held.items():
-            claim.until = until
+            if account not in found.locked:
+                claim.until = until
             if claim.poller is not None:
                 claim.poller = found.pollers.get(account)
             claim.note_work(Work(found.kept[account]))
@@ -205,27 +217,34 @@ class Claims:
         self.held.clear()
 
         def work(connection: sa.Connection) -> None:
-            connection.execute(leases.update().where(_IS_CLAIM, _here.holder == self.host).values(_FREE))
-            connection.execute(leases.delete().where(*_is(_HOST + self.host)))
+            connection.execute(leases.update().where(_unlocked(_IS_CLAIM, _here.holder == self.host)).values(_FREE))
+            connection.execute(leases.delete().where(_unlocked(*_is(_HOST + self.host))))
 
         await shielded(partial(self._database.write, work, durable=False), timeout=_SHIELD, ignored=StoreError)
 
 
 def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     run, own, is_own = connection.execute, _HOST + asked.host, _here.holder == asked.host
-    lock_row(connection, leases, {"account": "", "name": own})
     now = clock()
     renewed = {"until": now + TTL, "written": now}
     takes_some = asked.most > 0
-    run(leases.update().where(*_is(own)).values(holder=asked.host, **renewed | ({} if takes_some else {"until": now})))
+    alive = {"holder": asked.host, **renewed} | ({} if takes_some else {"until": now})
+    if not run(leases.update().where(_unlocked(*_is(own))).values(alive)).rowcount:
+        run(insert_missing(leases, connection.dialect.name), {"account": "", "name": own, **alive})
     if asked.given_back:
         is_given = _is_among(connection, _here.account, asked.given_back)
-        run(leases.update().where(_IS_CLAIM, is_given, is_own).values(_FREE))
+        run(leases.update().where(_unlocked(_IS_CLAIM, is_given, is_own)).values(_FREE))
     is_held = _is_among(connection, _here.account, asked.held)
     kept, seen = dict[str, int](), dict[str, tuple[str, int, int]]()
+    locked = frozenset[str]()
     if asked.held:
-        own_ones = leases.update().where(_IS_CLAIM, is_held, is_own).values(renewed)
-        kept = {row.account: row.followed for row in run(own_ones.returning(_here.account, _here.followed))}
+        work = (_here.account, _here.followed)
+        own_ones = leases.update().where(_unlocked(_IS_CLAIM, is_held, is_own)).values(renewed).returning(*work)
+        kept = {row.account: row.followed for row in run(own_ones)}
+        if len(kept) < len(asked.held):
+            rest = sa.select(*work).where(_IS_CLAIM, is_held, is_own)
+            others = {row.account: row.followed for row in run(rest) if row.account not in kept}
+            kept, locked = kept | others, frozenset(others)
     if asked.pollers:
         is_poller = (_here.name == "poller", is_held, _is_among(connection, _here.holder, asked.pollers))
         # One that is locked renews itself, or gives its lease back.
@@ -233,13 +252,13 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
         rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
         seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
     shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
-    alive = {name for name, row in shared.items() if name.startswith(_HOST) and row.until > now}
-    hosts = len(alive | {own})
+    living = {name for name, row in shared.items() if name.startswith(_HOST) and row.until > now}
+    hosts = len(living | {own})
     look = shared.get(_LOOK_NAME)
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
     new = _claim(connection, asked.host, now, min(asked.most, share - busy))
     looks = takes_some and _takes_look(connection, look, now)
-    return _Found(kept, new, seen, _surplus(connection, now, busy, share), looks)
+    return _Found(kept, locked, new, seen, _surplus(connection, now, busy, share), looks)
 
 
 def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -28,14 +29,17 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.client import claimed
 from mobilemoney_async.database import engine as engine_module
+from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.schema import leases
+from mobilemoney_async.database.schema import METADATA, leases, payments
+from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.dispatcher import Dispatcher
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.claims import TTL, Claim, Claims
 from mobilemoney_async.worker import Worker
 from tests.contract import samples
+from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService, dropped
 from tests.support.server import Request, Response, serve
@@ -686,6 +690,101 @@ async def test_a_host_that_stands_still_during_its_look_holds_up_nobody(postgres
         assert sorted(claims.held) == shops(2)
         await claims.look()
     assert (await claims.renew(given_back=[], most=100)).looks
+
+
+@contextmanager
+def locked(url: str, table: sa.Table, key: Mapping[str, Any]) -> Iterator[None]:
+    """Lock a row, as an operator's open transaction does."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        here = (table.c[name] == value for name, value in key.items())
+        assert connection.execute(sa.select(table).where(*here).with_for_update()).one()
+        yield
+
+
+@on_asyncio
+@pytest.mark.slow
+async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever row it is: hosts claim, renew, look and leave, and the other accounts pay, send and follow."""
+    monkeypatch.setattr(url_module, "PATIENCE", 1)
+    platform, numbers = Platform(postgres_url), itertools.count(1)
+    async with platform.merchants() as merchants, platform.merchants("two") as others:
+        for account in shops(2):
+            client = await merchants.client(account)
+            async with client.poller(resume=True):
+                await pay(merchants, [account])
+        await enqueue(merchants, shops(2))
+        claims, other = claims_of(postgres_url), claims_of(postgres_url)
+        for each in (claims, claims, other):
+            await renew(each)
+        assert sorted(claims.held) == shops(2)
+        tables = [each for each in METADATA.tables.values() if each.primary_key]
+        rows = [
+            (table, dict(row._mapping))
+            for table in tables
+            for row in execute(postgres_url, sa.select(*table.primary_key))
+            if row.account != "shop-01"
+        ]
+        assert {table.name for table, _ in rows} > {"mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_accounts"}
+        for table, key in rows:
+            with locked(postgres_url, table, key):
+                for each in (claims, other):
+                    renewal = await renew(each)
+                    assert not renewal.lost
+                assert sorted(claims.held) == shops(2)
+                await claims.look()
+                client, name = await others.client("shop-01"), f"order-{next(numbers)}"
+                async with client.poller(resume=True) as poller:
+                    made = await client.collections.create(
+                        phone_number=NUMBER, amount=3000 + next(numbers), idempotency_key=f"{name}-a"
+                    )
+                    platform.service.finish(platform.service.payments[-1])
+                    assert (await poller.wait(made)).succeeded
+                await client.payments.reconcile()
+                assert [each async for each in client.payments.changes(limit=1)]
+    with locked(postgres_url, leases, {"account": "shop-00", "name": "worker"}):
+        await claims.leave()
+
+
+@on_asyncio
+async def test_work_that_waits_for_a_lock_leaves_its_thread_to_others(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tasks want the locked row of one account, those of the others are done meanwhile; then all are."""
+    monkeypatch.setattr(url_module, "_LOCK_TRY", "50ms")
+    await with_work(postgres_url, 1)
+    database, key, done = Database(postgres_url), {"account": "shop-00", "key": "queued-1"}, list[int]()
+
+    async def touch() -> None:
+        changed = payments.update().values(priority=1)
+        done.append(await database.write(lambda connection: connection.execute(changed).rowcount))
+
+    async with anyio.create_task_group() as tasks:
+        with locked(postgres_url, payments, key):
+            for _ in range(4 * THREADS):
+                tasks.start_soon(touch)
+            for _ in range(3):
+                assert await database.read(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one()) == 1
+            assert not done
+    assert done == 4 * THREADS * [1]
+    database.close()
+
+
+async def test_a_locked_claim_ends_alone(postgres_url: str) -> None:
+    """Its account is served no more once it ends, and again when the lock is gone, unless another host has it."""
+    await with_work(postgres_url, 2)
+    claims = claims_of(postgres_url)
+    await renew(claims)
+    await renew(claims)
+    with locked(postgres_url, leases, {"account": "shop-00", "name": "worker"}):
+        for _ in range(round(TTL)):
+            await anyio.sleep(1)
+            assert not (await renew(claims)).lost
+        with pytest.raises(StoreError):
+            claims.held["shop-00"].require()
+        claims.held["shop-01"].require()
+    await renew(claims)
+    claims.held["shop-00"].require()
 
 
 async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:
