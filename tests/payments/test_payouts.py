@@ -119,17 +119,27 @@ async def test_lines_to_one_number_and_cut_numbers_are_shown_and_not_refused(sto
 
 
 async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_has(store_url: str) -> None:
-    """Nor if it is proposed as rows instead: the key has the digest, and the number of the row."""
+    """Nor if it is proposed as rows instead: the key has the digest, and the number of the row.
+
+    A line whose payment is not this batch's says whose it is.
+    """
     world = make_world(store_url)
     one = "phone_number,amount\n+255681234501,50000\n"
     rows = [{"phone_number": "+255681234501", "amount": 50_000}]
     async with world.client() as client:
+        paid_by: list[str] = []
         for content in (one, one.replace("\n+", "\r\n\r\n,\r\n+"), one.replace(",", ";"), one.encode(), rows):
             batch = await client.payouts.propose(content, name="x", by="Asha")
             await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
             (line,) = await client.payouts.report(batch.id)
-            assert line.reason is None or line.reason.startswith("of batch ")
+            assert line.reason == (f"of batch {paid_by[0]}" if paid_by else None)
+            paid_by.append(batch.id)
         assert len(await client.payments.list()) == 1
+        order: dict[str, Any] = {"phone_number": "+255681234502", "amount": 2_000}
+        await client.payments.enqueue(type="disbursement", **order, idempotency_key="order-1")
+        batch = await client.payouts.propose([order | {"key": "order-1"}], name="y", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        assert [line.reason for line in await client.payouts.report(batch.id)] == ["made before this batch"]
 
 
 async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
