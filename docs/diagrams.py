@@ -318,7 +318,9 @@ LAYERS = Diagram(
         *layer(4, 532, "callbacks · configuration", "hints from callbacks, profiles"),
         *layer(3, 596, "calls", "one call, from method to wire and back"),
         *layer(2, 660, "contract", "the service's contract, as data"),
-        *layer(1, 724, "errors · values · events · redaction", "tracebacks · cancellation; used by all others"),
+        *layer(
+            1, 724, "errors · values · events · redaction", "tracebacks · cancellation · host_clock; used by all others"
+        ),
         Box(
             492,
             212,

@@ -12,7 +12,6 @@ goes to the bucket, since the service may have asked for a hold in between.
 from __future__ import annotations
 
 import copy
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -25,6 +24,7 @@ from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import refuse, require_integer, require_seconds
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class LaneQueue:
         loop, now = backend.current_token(), backend.current_time()
         known, ahead = self._clock
         if loop is not known:
-            host = time.monotonic() - now
+            host = monotonic() - now
             self._first = host if self._first is None else self._first
             ahead = host - self._first
             self._clock = loop, ahead

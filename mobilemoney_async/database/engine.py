@@ -44,6 +44,7 @@ from mobilemoney_async.database.url import (
     readable_files,
 )
 from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import redact
 
@@ -107,10 +108,10 @@ class Database:
 
         While another process makes them, this waits. Cancelling ends the wait at once.
         """
-        until, pause = time.monotonic() + _QUEUE, _FIRST_PAUSE
+        until, pause = monotonic() + _QUEUE, _FIRST_PAUSE
         while not self._is_prepared:
             # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
-            if time.monotonic() > until:
+            if monotonic() > until:
                 raise StoreError(_BUSY, outcome="not_sent")
             if not await self._in_thread(self._try_to_prepare):
                 await anyio.sleep(pause)
@@ -181,12 +182,12 @@ class Database:
         if self.dialect == "postgresql":
             return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins)
         ahead = _ahead_of_the_host()
-        began_at, began = anyio.current_time() + ahead, time.monotonic()
+        began_at, began = anyio.current_time() + ahead, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
 
         def timed(connection: sa.Connection) -> T:
-            return work(connection, lambda: began_at + pace * (time.monotonic() - began))
+            return work(connection, lambda: began_at + pace * (monotonic() - began))
 
         result = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         return result, -ahead
@@ -200,7 +201,7 @@ class Database:
             def clock() -> float:
                 nonlocal seen, at
                 seen = self._read_clock(connection)
-                at = time.monotonic()
+                at = monotonic()
                 return seen
 
             result = work(connection, clock)
@@ -210,7 +211,7 @@ class Database:
 
         result, seen, at = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         # Everything since, the commit above all, took time of its own.
-        return result, anyio.current_time() - (time.monotonic() - at) - seen
+        return result, anyio.current_time() - (monotonic() - at) - seen
 
     def time_of_transaction(self, utcnow: Callable[[], datetime]) -> Callable[[sa.Connection], datetime]:
         """Return what tells a transaction the time, where it decides what cannot be taken back: by PostgreSQL's clock.
@@ -227,7 +228,7 @@ class Database:
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
         await self.open()
-        until = time.monotonic() + _QUEUE
+        until = monotonic() + _QUEUE
         return await self._in_thread(lambda: self._open_driver(statement, until))
 
     @property
@@ -271,7 +272,7 @@ class Database:
         if self.dialect == "postgresql":
             for channel in filter(None, channels):
                 with suppress(sa.exc.SQLAlchemyError, OSError, StoreError):
-                    engine = self._ready_engine(time.monotonic() + _QUEUE)
+                    engine = self._ready_engine(monotonic() + _QUEUE)
                     with engine.begin() as connection:
                         connection.execute(_NOTIFY, {"channel": channel})
 
@@ -345,12 +346,12 @@ class Database:
                 return self._run(engine, work, writes=writes, durable=durable, until=until)
             except (sa.exc.SQLAlchemyError, OSError) as exc:
                 # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
-                if self.dialect == "postgresql" and is_locked(exc) and time.monotonic() < until:
+                if self.dialect == "postgresql" and is_locked(exc) and monotonic() < until:
                     without_frames(exc)
                     raise _LockedError from None
                 if needs_new_session(exc) and not is_new:
-                    is_new, until = True, time.monotonic() + _QUEUE
-                elif not is_conflict(exc) or time.monotonic() > until:
+                    is_new, until = True, monotonic() + _QUEUE
+                elif not is_conflict(exc) or monotonic() > until:
                     raise self._failed_alone(exc) from None
             except MobileMoneyError as exc:
                 without_frames(exc)  # they hold rows
@@ -368,7 +369,7 @@ class Database:
         """Run work in a transaction of its own."""
         if not self._is_prepared:
             await self.open()
-        until, pause = time.monotonic() + _QUEUE, _FIRST_PAUSE
+        until, pause = monotonic() + _QUEUE, _FIRST_PAUSE
 
         def transact() -> T:
             result = self._transact(work, writes=writes, durable=durable, until=until)
@@ -396,7 +397,7 @@ class Database:
     ) -> T:
         if not self._is_prepared:
             await self.open()
-        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then, is_end)
+        piece = Piece(work, tuple(name), monotonic() + _QUEUE, then, is_end)
         group = _group(self, writes=writes, durable=durable)
 
         def run(shared: Callable[[sa.Connection], None], until: float) -> None:
@@ -448,7 +449,7 @@ class Database:
         try:
             # A read: on SQLite it does not wait for a process that makes them.
             found = self._run(
-                self._ready_engine(time.monotonic() + _QUEUE), self._look, writes=False, durable=False, until=0
+                self._ready_engine(monotonic() + _QUEUE), self._look, writes=False, durable=False, until=0
             )
             if found is None and not self._make_tables():
                 return False
@@ -485,10 +486,10 @@ class Database:
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""
-        asked_at, began = self.wall_clock.host(), time.monotonic()
+        asked_at, began = self.wall_clock.host(), monotonic()
         shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
         self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
-        last, self._last_reading = self._last_reading, (shown, time.monotonic())
+        last, self._last_reading = self._last_reading, (shown, monotonic())
         # Of two readings the second one began after the first had ended; those of other threads may overlap.
         back = last[0] + max(0.0, began - last[1]) - shown
         if back > SETBACK:
@@ -555,7 +556,7 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
     Raises:
         StoreError: It is too late.
     """
-    left = until - time.monotonic()
+    left = until - monotonic()
     if left <= 0 or not lock.acquire(timeout=left):
         raise StoreError(_BUSY, outcome="not_sent")
     try:
@@ -566,8 +567,8 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
 
 def _steady_clock() -> Callable[[], float]:
     """Return a clock that begins with that of the host, and is not set with it."""
-    began = time.time() - time.monotonic()
-    return lambda: began + time.monotonic()
+    began = time.time() - monotonic()
+    return lambda: began + monotonic()
 
 
 def _ahead_of_the_host() -> float:
@@ -578,7 +579,7 @@ def _ahead_of_the_host() -> float:
     try:
         return _loop_clocks.get()
     except LookupError:
-        ahead = time.monotonic() - anyio.current_time()
+        ahead = monotonic() - anyio.current_time()
         _loop_clocks.set(ahead)
         return ahead
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import can_encode, hide_text, missing_extra, refuse, url_shape
 
 PATIENCE = 10
@@ -299,12 +300,12 @@ def _replace_sessions(context: sa.engine.ExceptionContext) -> None:
 
 def _use_wal(connection: Any) -> None:
     """Set the journal mode. SQLite itself does not wait here if several processes make the database at once."""
-    until = time.monotonic() + PATIENCE
+    until = monotonic() + PATIENCE
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL").close()
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > until:
                 raise
             time.sleep(0.01)
         else:

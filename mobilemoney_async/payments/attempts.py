@@ -7,7 +7,6 @@ may come at any await: each way out records the end of the attempt.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,6 +28,7 @@ from mobilemoney_async.errors import (
     RateLimitExceeded,
     StoreError,
 )
+from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
@@ -93,7 +93,7 @@ class RecordedAttempts:
         if self.on_sending is not None:
             self.on_sending()
         self.sent_at = called_at = self.utcnow()
-        called, waited = time.monotonic(), 0.0
+        called, waited = monotonic(), 0.0
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
@@ -101,7 +101,7 @@ class RecordedAttempts:
         def begin(journal: Journal) -> int | None:
             nonlocal waited
             # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
-            waited = pace * (time.monotonic() - called)
+            waited = pace * (monotonic() - called)
             self.sent_at = sent_at = called_at + timedelta(seconds=waited)
 
             def is_wanted(record: PaymentRecord) -> bool:

@@ -8,7 +8,6 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -753,7 +752,7 @@ async def test_a_create_that_had_to_wait_for_a_busy_store_is_sent(
 ) -> None:
     """Its times are those of its transaction: a process that is behind does not undo what it has recorded."""
     store, clock, now = account_store(SQLStore(store_url)), [100.0], datetime.now(UTC)
-    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(attempts, "monotonic", lambda: clock[0])
     monkeypatch.setattr(attempts, "clock_stands_still", lambda: False)
     write = AccountStore.write
 

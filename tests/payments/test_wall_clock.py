@@ -1,7 +1,9 @@
 """Hosts with clocks minutes apart: with PostgreSQL its clock decides, so no payment is given up too early."""
 
+import itertools
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import anyio
 import httpx
@@ -15,7 +17,7 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import page_answer
-from tests.payments.service import ORDER, on_asyncio
+from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
 from tests.support.patience import PATIENCE
 
 real = pytest.mark.real_time
@@ -180,6 +182,27 @@ def test_the_host_s_clock_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     clock = Database("postgresql://host/payments").wall_clock
     shown += 2 * PATIENCE
     assert 1_000_000 <= clock.utcnow().timestamp() < shown
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("frozen", [0.0, 2e9])
+async def test_a_store_works_in_time_that_a_test_has_frozen(
+    store_url: str, frozen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """freezegun gives some callers the real time, by their stacks: no deadline of ours is computed from both."""
+    world, real, is_frozen = make_world(store_url), time.monotonic, itertools.cycle([True, False])
+
+    def read() -> float:
+        return frozen if next(is_frozen) else real()
+
+    monkeypatch.setattr(time, "monotonic", read)
+    async with world.client() as client, anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(partial(client.collections.create, PHONE_NUMBER, 100 + number))
+    async with world.client() as client:
+        (first, *_) = records = await client.payments.list()
+        assert len(records) == 5
+        assert first.sent_at is not None and abs(first.sent_at - world.utcnow()) < timedelta(hours=1)
 
 
 @given(moments, moments, st.floats(0, 3600), st.floats(0, 1))

@@ -658,7 +658,8 @@ async def test_a_clock_that_goes_back_keeps_no_account_waiting(
     now, gone_back = 1_000_000.0, 0.0
     clock: sa.Select[Any] = sa.select(sa.bindparam("now", type_=sa.Double(), callable_=lambda: now - gone_back))
     monkeypatch.setattr(engine_module, "_POSTGRESQL_CLOCK", clock)
-    monkeypatch.setattr(engine_module, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(engine_module, "monotonic", lambda: now)
     await with_work(postgres_url, 2)
     dead, other = claims_of(postgres_url), claims_of(postgres_url)
     for each in (dead, dead, other):

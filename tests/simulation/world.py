@@ -392,12 +392,13 @@ def give_from_outside(world: World) -> None:
     def transact(self: Any, *args: Any, **options: Any) -> Any:
         return world.run_transaction(functools.partial(run, self), *args, **options)
 
-    watch = SimpleNamespace(monotonic=world.now, time=world.host_time, sleep=lambda seconds: None)
+    watch = SimpleNamespace(time=world.host_time, sleep=lambda seconds: None)
     for target, name, value in (
         (engine, "run_in_thread", world.run_inline),
         *((module, "run_in_thread", run_aside) for module in (account_auth, binding, login)),
         (engine, "clock_stands_still", lambda: False),
         (engine, "time", watch),
+        (engine, "monotonic", world.now),
         (engine.Database, "_run", transact),
         (engine, "make_engine", world.remember_engine),
         *(_of_server(world) if world.disk.has_server else ()),

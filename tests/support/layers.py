@@ -20,6 +20,7 @@ LAYERS: Mapping[str, int] = {
     "cancellation": 1,
     "errors": 1,
     "events": 1,
+    "host_clock": 1,
     "redaction": 1,
     "text": 1,
     "tracebacks": 1,
@@ -101,6 +102,7 @@ PURE = (
     "payments.evidence",
     "payments.gap",
     "payments.matching",
+    "payments.next_steps",
     "payments.records",
 )
 IMPURE_IMPORTS = {
