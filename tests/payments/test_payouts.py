@@ -92,6 +92,21 @@ async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
     assert world.sent == 2
 
 
+async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(store_url: str) -> None:
+    """Not in that of their keys as texts, where line 10 comes before line 2: `list(limit=3)` shows the last ones."""
+    world = make_world(store_url)
+    rows = [{"phone_number": PHONE_NUMBER, "amount": 1_000 + line} for line in range(1, 13)]
+    async with world.client() as client:
+        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        latest = await client.payments.list(limit=3, newest_first=True)
+        assert [record.amount for record in latest] == [1_012, 1_011, 1_010]
+        assert [record.amount for record in await client.payments.list()] == [*range(1_001, 1_013)]
+        async with client.dispatcher():
+            await anyio.sleep(30)
+    assert [int(each.amount) for each in world.sandbox.transactions.values()] == [*range(1_001, 1_013)]
+
+
 async def test_lines_to_one_number_and_cut_numbers_are_shown_and_not_refused(store_url: str) -> None:
     """Before the approval and after it, computed anew each time; digest and keys are those of the lines alone."""
     world = make_world(store_url)
