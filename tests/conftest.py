@@ -1,6 +1,6 @@
 """Fixtures for every test.
 
-An async test is marked `anyio` and runs twice, on asyncio and on trio, both in virtual time. To do otherwise:
+An async test runs twice, on asyncio and on trio, both in virtual time. To do otherwise:
 
 - `@pytest.mark.real_time`, on a test, a class or (as `pytestmark`) a module: both loops on the real clock. For tests
   with a subprocess, or with a server in another thread.
@@ -17,6 +17,7 @@ Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
 """
 
 import gc
+import inspect
 import itertools
 import os
 import random
@@ -71,6 +72,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let all that the run starts end with it; its workers are a part of it."""
     if not hasattr(config, "workerinput"):
         watchdog.start()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Let anyio run each async test, but for those that are pytest-asyncio's."""
+    own = {mark.name for mark in getattr(obj, "pytestmark", ())}
+    if inspect.iscoroutinefunction(obj) and collector.funcnamefilter(name) and "asyncio" not in own:
+        pytest.mark.anyio(obj)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -54,7 +54,6 @@ async def pay(client: AsyncClient) -> Acknowledgement:
 # Hints
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["transaction_id", "reference", "idempotency_key"])
 async def test_a_callback_under_any_name_makes_the_poller_look_at_once(name: str) -> None:
     """A payment with its next look far away is seen to be final a second after a callback has named it."""
@@ -76,7 +75,6 @@ async def test_a_callback_under_any_name_makes_the_poller_look_at_once(name: str
         assert anyio.current_time() - called_at <= 1.5
 
 
-@pytest.mark.anyio
 async def test_no_state_or_amount_is_taken_from_a_callback() -> None:
     """A callback that claims success leads to a look, which shows that nothing was paid."""
     sandbox = Sandbox()
@@ -94,7 +92,6 @@ async def test_no_state_or_amount_is_taken_from_a_callback() -> None:
         assert (await poller.wait(payment.transaction_id)).status is TransactionStatus.FAILED
 
 
-@pytest.mark.anyio
 async def test_a_payment_that_the_poller_follows_by_itself_is_hinted_too() -> None:
     """Payments that were handed to the poller directly are found by their transaction id, without asking `find`."""
 
@@ -110,7 +107,6 @@ async def test_a_payment_that_the_poller_follows_by_itself_is_hinted_too() -> No
         assert result.transaction_ids == (payment.transaction_id,)
 
 
-@pytest.mark.anyio
 async def test_a_callback_may_come_before_the_create_has_answered() -> None:
     """A payment that a callback named just before it was tracked is asked about at once, and not any time later."""
     poller = Listener()
@@ -125,7 +121,6 @@ async def test_a_callback_may_come_before_the_create_has_answered() -> None:
     assert poller.hinted == ["T-7"]
 
 
-@pytest.mark.anyio
 async def test_another_process_may_know_the_payment() -> None:
     """A callback for a payment that only `find` knows is tracked here; a flood of them asks `find` a few times only."""
     asked: list[Sequence[str]] = []
@@ -147,7 +142,6 @@ async def test_another_process_may_know_the_payment() -> None:
     assert len(asked) == 6
 
 
-@pytest.mark.anyio
 async def test_a_find_that_fails_costs_only_the_hint(caplog: pytest.LogCaptureFixture) -> None:
     """Where the database is away a callback is accepted, and the payment is found by polling."""
 
@@ -163,7 +157,6 @@ async def test_a_find_that_fails_costs_only_the_hint(caplog: pytest.LogCaptureFi
 # Forged, late, too many
 
 
-@pytest.mark.anyio
 async def test_forged_callbacks_make_no_request() -> None:
     """A thousand callbacks that name nothing we follow lead to no request to the service."""
     sandbox = Sandbox()
@@ -175,7 +168,6 @@ async def test_forged_callbacks_make_no_request() -> None:
         assert not list(sandbox.requests)
 
 
-@pytest.mark.anyio
 async def test_only_the_secret_address_is_listened_to() -> None:
     """With a secret, a callback without the right token leaves no trace."""
     poller = Listener()
@@ -189,7 +181,6 @@ async def test_only_the_secret_address_is_listened_to() -> None:
     assert poller.hinted == ["T-1234"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_signature_can_be_checked(is_async: bool) -> None:
     """`verify` sees the raw body and lower-case headers, and without its True nothing is read."""
@@ -212,7 +203,6 @@ async def test_a_signature_can_be_checked(is_async: bool) -> None:
     assert seen == [(b"T-1234", {"x-signature": "bad"}), (b"T-1234", {"x-signature": "good"})]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("said", ["yes", 1, None, ValueError("body: 12345")])
 async def test_a_check_that_does_not_say_true_says_no(said: object, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever `verify` returns or raises, only True lets a callback in, and its text is not logged."""
@@ -226,7 +216,6 @@ async def test_a_check_that_does_not_say_true_says_no(said: object, caplog: pyte
     assert "12345" not in caplog.text
 
 
-@pytest.mark.anyio
 async def test_a_body_that_is_too_large_is_not_read() -> None:
     """A body longer than any sensible callback is refused unread."""
     poller = Listener()
@@ -239,7 +228,6 @@ async def test_a_body_that_is_too_large_is_not_read() -> None:
     assert (await receiver.receive(b"T-1234 ".ljust(MAX_BODY))).accepted
 
 
-@pytest.mark.anyio
 async def test_a_closed_poller_is_no_error() -> None:
     """A callback that comes while the application shuts down is answered like any other."""
     poller = Listener()
@@ -264,7 +252,6 @@ def test_many_values_below_a_long_field_name_cost_little() -> None:
 # Kept bodies
 
 
-@pytest.mark.anyio
 async def test_bodies_are_kept_redacted_for_who_wants_to_learn_the_format() -> None:
     """The latest bodies can be read, without phone numbers, tokens and credentials; a duplicate counts up."""
     receiver = CallbackReceiver(Listener(), keep=2)
@@ -289,7 +276,6 @@ async def test_bodies_are_kept_redacted_for_who_wants_to_learn_the_format() -> N
     assert "one" not in repr(receiver)
 
 
-@pytest.mark.anyio
 async def test_nothing_is_kept_where_nothing_should_be() -> None:
     """`keep=0` keeps nothing, and works otherwise."""
     receiver = CallbackReceiver(Listener(), keep=0)

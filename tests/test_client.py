@@ -106,7 +106,6 @@ class TestMaking:
         assert "hunter2" not in f"{client!r} {vars(client)!r} {client._pipeline!r}"
 
 
-@pytest.mark.anyio
 class TestTheCallersOwn:
     async def test_a_transport_stays_open(self) -> None:
         """You close your own transport."""
@@ -153,7 +152,6 @@ class TestFromEnv:
         with pytest.raises(InvalidRequest, match=f"^{text}$"):
             AsyncClient.from_env()
 
-    @pytest.mark.anyio
     async def test_credentials_of_the_program_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of the environment are not read then: they may be incomplete, or contradict each other."""
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
@@ -173,7 +171,6 @@ class TestFromEnv:
         with pytest.raises(InvalidRequest, match=r"^base_url must be "):
             AsyncClient.from_env(base_url=base_url, auth="token")
 
-    @pytest.mark.anyio
     async def test_another_service_gets_nothing_of_a_profile(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -187,7 +184,6 @@ class TestFromEnv:
             AsyncClient.from_env(base_url="https://other.example/v1")
         await AsyncClient.from_env(base_url=BASE_URL).aclose()
 
-    @pytest.mark.anyio
     async def test_a_profile(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """A program is configured as the command line is, and a variable wins over the file."""
         (tmp_path / "token").write_text("from-a-file\n")
@@ -207,7 +203,6 @@ class TestFromEnv:
         host = httpx.URL(BASE_URL).host
         assert asked == [(host, "Bearer from-a-file"), (host, "Bearer from-the-environment")]
 
-    @pytest.mark.anyio
     async def test_a_file_is_read_for_a_profile_only(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """A program of variables does not care what lies in its folder."""
         (tmp_path / "mobilemoney.toml").write_text("nonsense")
@@ -216,7 +211,6 @@ class TestFromEnv:
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
         await AsyncClient.from_env().aclose()
 
-    @pytest.mark.anyio
     async def test_a_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Blanks around a value, such as a line break from a file, do not count."""
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", f"{BASE_URL}\n")
@@ -227,7 +221,6 @@ class TestFromEnv:
         assert str(service.sent[0].url) == f"{BASE_URL}/user-service/profile"
         assert service.sent[0].headers["authorization"] == "Bearer token"
 
-    @pytest.mark.anyio
     async def test_an_e_mail_and_a_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The password is taken as it is, blanks included."""
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
@@ -239,7 +232,6 @@ class TestFromEnv:
         assert service.sent[0].body == b'{"email":"a@b.example","password":" pass word "}'
         assert service.sent[1].headers["authorization"] == "Bearer header.payload.signature"
 
-    @pytest.mark.anyio
     async def test_arguments_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", "https://other.example/v1")
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "other")
@@ -249,7 +241,6 @@ class TestFromEnv:
         assert service.sent[0].url.host == "payments.example"
         assert service.sent[0].headers["authorization"] == "Bearer mine"
 
-    @pytest.mark.anyio
     @pytest.mark.real_time
     async def test_a_store(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """With a store's URL in the environment, creates are remembered."""
@@ -264,7 +255,6 @@ class TestFromEnv:
             assert [record.key for record in await client.payments.list()] == ["order-1"]
         assert len(service.sent) == 1
 
-    @pytest.mark.anyio
     @pytest.mark.real_time
     async def test_a_store_of_one_s_own_wins(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """`store=None` makes a client without one, whatever the environment holds."""
@@ -372,7 +362,6 @@ class TestExtras:
         assert ran.stdout == "set()\n", ran.stderr
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 class TestStore:
     async def test_without_a_store_there_are_no_payments(self) -> None:
@@ -420,7 +409,6 @@ class TestStore:
             assert [each.method for each in service.sent].count("POST") == 1
 
 
-@pytest.mark.anyio
 class TestWithOptions:
     async def test_what_is_not_given_stays(self) -> None:
         """Options add up over several steps; the first client keeps its own."""
@@ -510,7 +498,6 @@ class TestWithOptions:
             assert "hunter2" not in repr(variant._pipeline)
 
 
-@pytest.mark.anyio
 class TestRequest:
     @pytest.mark.parametrize(
         ("argument", "call"),
@@ -626,7 +613,6 @@ class TestRequest:
                 await client.request("GET", "/balance")
 
 
-@pytest.mark.anyio
 class TestClosing:
     async def test_a_closed_client_refuses_calls(self) -> None:
         """A use after the end is reported as such, with nothing sent."""

@@ -29,7 +29,6 @@ async def program(sandbox: Sandbox, folder: Path, settled: list[str | None]) -> 
 
 
 @pytest.mark.costly("runs lines of contrib/backend.py, polling/coordinator.py that no quick test runs")
-@pytest.mark.anyio
 @pytest.mark.parametrize(("seconds", "state"), [(0.0, PaymentState.SENDING), (3.0, PaymentState.ACKNOWLEDGED)])
 async def test_the_restart_finds_what_the_dead_one_had_recorded(
     tmp_path: Path, seconds: float, state: PaymentState
@@ -48,7 +47,6 @@ async def test_the_restart_finds_what_the_dead_one_had_recorded(
     assert (settled, len(sandbox.transactions)) == (["order-1"], 1)
 
 
-@pytest.mark.anyio
 async def test_a_failed_block_is_no_death(tmp_path: Path) -> None:
     """A failed assertion of the test is raised, and the program closes as it would without this."""
     sandbox, store = Sandbox(), SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")

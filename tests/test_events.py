@@ -26,8 +26,6 @@ from mobilemoney_async.sandbox import Sandbox
 from tests.support.fakes import EMAIL, NOON, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
 
 

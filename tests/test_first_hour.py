@@ -12,8 +12,6 @@ from mobilemoney_async.sandbox import Sandbox
 from tests.support.fakes import BASE_URL, PHONE_NUMBER
 from tests.support.warm import run_without
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_payment_is_followed_by_its_acknowledgement() -> None:
     """Every call that takes an id takes what has one, and the two positional arguments of a create are the obvious."""

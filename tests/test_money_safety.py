@@ -20,8 +20,6 @@ from mobilemoney_async import (
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.calls.ways import WAYS, connect
 
-pytestmark = pytest.mark.anyio
-
 ORDERS = 150
 FAULTS: list[Fault] = [
     faults.refused(),

@@ -21,8 +21,6 @@ from tests.support.server import (
     serve,
 )
 
-pytestmark = pytest.mark.anyio
-
 BODY = b'{"amount":"1000"}'
 ANSWER = Response.json({"status": "success"})
 

@@ -49,7 +49,6 @@ def client(**options: Any) -> AsyncClient:
     return make_client(**{"retry": ONCE, **options})
 
 
-@pytest.mark.anyio
 async def test_every_endpoint_of_a_payment_has_a_route(routes: Routes) -> None:
     """The values that a test puts into an answer come out of the client as its own types."""
     routes.login(login_answer("issued-by-the-test"))
@@ -81,7 +80,6 @@ async def test_every_endpoint_of_a_payment_has_a_route(routes: Routes) -> None:
     assert lookups.calls.last.request.headers["authorization"] == "Bearer issued-by-the-test"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("base_url", [BASE_URL, "http://127.0.0.1:8000/v1"])
 async def test_answers_come_in_turn_and_the_last_for_ever(routes: Routes, base_url: str) -> None:
     """A script of answers needs no counting; the address of the client does not matter."""
@@ -105,7 +103,6 @@ CODES: dict[str, type[MobileMoneyError]] = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("code", CODES)
 async def test_errors_are_those_of_the_contract(routes: Routes, code: str) -> None:
     """Each code of the contract raises its own error, without a status to look up."""
@@ -115,7 +112,6 @@ async def test_errors_are_those_of_the_contract(routes: Routes, code: str) -> No
             await ours.transactions.get("tx-1")
 
 
-@pytest.mark.anyio
 async def test_a_rejection_says_when_to_come_again(routes: Routes) -> None:
     """The seconds that a test names are those that the client waits."""
     routes.get_transaction(error_answer("RATE_LIMIT_EXCEEDED", retry_after=30), transaction_answer())
@@ -125,7 +121,6 @@ async def test_a_rejection_says_when_to_come_again(routes: Routes) -> None:
     assert 30 <= anyio.current_time() - started < 35
 
 
-@pytest.mark.anyio
 async def test_a_code_outside_the_contract_needs_a_status(routes: Routes) -> None:
     """A merchant may pin the service's real answer, once that is known."""
     with pytest.raises(InvalidRequest, match="status"):

@@ -19,7 +19,6 @@ from tests.support.patience import PATIENCE
 DAY = 86_400.0
 
 
-@pytest.mark.anyio
 async def test_a_year_of_sleep_passes_at_once_and_exactly() -> None:
     """Sleeping costs no real time, even beyond the day at which asyncio cuts its waits, and beyond its resolution."""
     start = anyio.current_time()
@@ -29,7 +28,6 @@ async def test_a_year_of_sleep_passes_at_once_and_exactly() -> None:
     assert anyio.current_time() == pytest.approx(start + 365 * DAY)
 
 
-@pytest.mark.anyio
 async def test_timers_fire_in_order_and_on_time() -> None:
     """Whatever waits at the same time wakes in the order of its deadlines."""
     woken: list[tuple[float, float]] = []
@@ -81,7 +79,6 @@ async def tick() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize("size", [1, 100_000])
 async def test_no_time_out_fires_while_a_loopback_answer_is_on_its_way(size: int) -> None:
     """Client and server in one loop talk over real sockets without a false time-out, with timers all around."""
@@ -116,7 +113,6 @@ def test_without_a_timer_the_loop_waits_for_threads_in_earnest(backend: Literal[
     assert run_virtual(main, backend=backend) == "from a thread"
 
 
-@pytest.mark.anyio
 async def test_time_stands_still_while_a_thread_of_the_store_works() -> None:
     """A time-out of virtual seconds around a store does not fire while the store writes, and the clock stays exact."""
 
@@ -132,7 +128,6 @@ async def test_time_stands_still_while_a_thread_of_the_store_works() -> None:
     assert anyio.current_time() == start + 10
 
 
-@pytest.mark.anyio
 async def test_time_goes_on_when_the_last_of_several_threads_is_done() -> None:
     """A timer beside threads fires after all of them, at its time, and whatever they raise."""
     start = anyio.current_time()
@@ -168,7 +163,6 @@ async def test_time_goes_on_when_the_last_of_several_threads_is_done() -> None:
     assert order == [LookupError, "worked", 10]
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_task_leaves_its_thread_to_its_end_and_the_clock_sound() -> None:
     """Work that has begun is done, though no task waits for it any more; afterwards time jumps as before."""
     done = threading.Event()
@@ -243,7 +237,6 @@ def test_a_clock_of_ones_own_is_held_and_let_go() -> None:
     assert clock.current_time() == 10
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_in_real_time_a_thread_of_the_store_is_any_thread() -> None:
     """Watching costs nothing where there is no virtual clock."""
@@ -305,7 +298,6 @@ def test_asyncio_needs_no_trio(monkeypatch: pytest.MonkeyPatch) -> None:
         virtual_backend("trio")
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_test_may_ask_for_real_time(anyio_backend: tuple[str, dict[str, Any]]) -> None:
     """With the marker `real_time` a time-out does not jump over the work of a thread."""

@@ -51,8 +51,6 @@ from tests.support.fakes import (
 )
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 PAYMENT, LOOKUP = Priority.PAYMENT, Priority.LOOKUP
 
 

@@ -29,8 +29,6 @@ from tests.support.fakes import (
 from tests.support.scale import soak
 from tests.support.server import NeverAnswer, Reply, Request, Response, Server, Trickle, serve
 
-pytestmark = pytest.mark.anyio
-
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 WIDE = {"per_minute": 6_000_000, "burst": 100_000}
 

@@ -20,7 +20,6 @@ from tests.support.certificates import certificate
 from tests.support.patience import PATIENCE
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.filterwarnings(
         "ignore:.*(BasicAuth|proxy_auth).* deprecated:DeprecationWarning"

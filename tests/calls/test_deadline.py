@@ -37,8 +37,6 @@ from tests.support.fakes import (
 )
 from tests.support.server import NeverAnswer, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 ONCE = RetryPolicy(max_attempts=1)
 
 

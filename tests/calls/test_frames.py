@@ -39,8 +39,6 @@ from tests.support.fakes import (
 from tests.support.frames import leaks
 from tests.support.server import NeverAnswer, Reply, Request, Trickle, serve
 
-pytestmark = pytest.mark.anyio
-
 ISSUED, FRESH, CODE, NEW_PASSWORD = "issued-8f3a.token", "fresh-77bc.token", "482913", "tr0ub4dor"
 NOTE, KEY = "ring0788", "hunter2-key"
 SECRETS = [ISSUED, FRESH, CODE, NEW_PASSWORD, NOTE, KEY, PASSWORD, PHONE_NUMBER, PHONE_NUMBER[1:], PHONE_NUMBER[4:]]

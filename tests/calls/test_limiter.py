@@ -172,7 +172,6 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
 
-@pytest.mark.anyio
 async def test_ten_minutes_of_saturation_use_ninety_nine_percent() -> None:
     """Bursts, windows and jitter together cost less than 1 % of 60 requests a minute."""
     queue = Queue(RateLimiter())
@@ -183,7 +182,6 @@ async def test_ten_minutes_of_saturation_use_ninety_nine_percent() -> None:
     assert StrictService().rejections(queue.times) == []
 
 
-@pytest.mark.anyio
 async def test_several_clients_share_one_limit() -> None:
     """Two clients given one limiter stay within the merchant's one limit together."""
     limiter = RateLimiter()
@@ -200,7 +198,6 @@ async def test_several_clients_share_one_limit() -> None:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_first_come_first_served_inside_a_lane() -> None:
     queue = Queue(RateLimiter())
     async with anyio.create_task_group() as tasks:
@@ -209,7 +206,6 @@ async def test_first_come_first_served_inside_a_lane() -> None:
     assert queue.is_in_order()
 
 
-@pytest.mark.anyio
 async def test_lanes_are_served_in_the_order_of_their_priority() -> None:
     """PAYMENT goes before LOOKUP, LOOKUP before POLL, POLL before BULK, in any order of arrival."""
     queue = Queue(RateLimiter())
@@ -222,7 +218,6 @@ async def test_lanes_are_served_in_the_order_of_their_priority() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_payment_does_not_wait_behind_queued_lookups() -> None:
     """With a thousand lookups, polls and pages in line, each of them goes before a payment once at most."""
     queue = Queue(RateLimiter())
@@ -240,7 +235,6 @@ async def test_a_payment_does_not_wait_behind_queued_lookups() -> None:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("lane", "patience"), [(LOOKUP, 10), (POLL, 10), (BULK, 30)])
 async def test_no_lane_starves_under_saturating_payments(lane: Priority, patience: float) -> None:
     """A lookup and a poll wait 10 s at most, bulk work 30 s, beyond the pauses that the window forces on all."""
@@ -269,7 +263,6 @@ async def test_no_lane_starves_under_saturating_payments(lane: Priority, patienc
     assert queue.names.count("other") <= len(queue.turns) * 1 / (patience - 2) + 1
 
 
-@pytest.mark.anyio
 async def test_every_lane_moves_when_all_are_full() -> None:
     """With all four lanes saturated, payments get most of the limit and every other lane a share."""
     queue = Queue(RateLimiter())
@@ -291,7 +284,6 @@ async def test_every_lane_moves_when_all_are_full() -> None:
     assert counts[BULK] >= 18
 
 
-@pytest.mark.anyio
 async def test_ahead_goes_to_the_head_of_its_lane() -> None:
     """A request that a whole lane depends on (a login) does not queue behind it."""
     queue = Queue(RateLimiter())
@@ -336,7 +328,6 @@ async def turns_at(queue: LaneQueue, waiters: Iterable[Priority]) -> list[Priori
     return turns
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("elsewhere", "turn"), [(None, 9), (-5.0, 9), (0.0, 9), (2.0, 11)])
 async def test_a_lookup_is_served_from_the_moment_on_at_which_its_patience_ends(
     elsewhere: float | None, turn: int
@@ -354,7 +345,6 @@ async def test_a_lookup_is_served_from_the_moment_on_at_which_its_patience_ends(
     assert turns.index(LOOKUP) + 1 == turn
 
 
-@pytest.mark.anyio
 async def test_places_that_change_while_nothing_waits_disturb_nothing() -> None:
     """There is no timekeeper to wake, before the first request and after the last."""
     queue = LaneQueue(Timetable([0.0]), 60)
@@ -366,7 +356,6 @@ async def test_places_that_change_while_nothing_waits_disturb_nothing() -> None:
 # -- hold --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_a_hold_holds_everybody_exactly_as_long_and_then_goes_on_steadily() -> None:
     """After a rejection no request goes before `retry_after` has passed; then one at once, and one a second."""
     queue = Queue(RateLimiter())
@@ -381,7 +370,6 @@ async def test_a_hold_holds_everybody_exactly_as_long_and_then_goes_on_steadily(
     assert queue.times[10:] == pytest.approx([42 + number for number in range(10)])
 
 
-@pytest.mark.anyio
 async def test_a_hold_ends_at_its_very_end() -> None:
     """A caller that asks then finds a place; a hold of no time leaves a place, and no burst."""
     for seconds in (5.0, 0.0):
@@ -393,7 +381,6 @@ async def test_a_hold_ends_at_its_very_end() -> None:
         assert not limiter.has_capacity()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "5", None])
 async def test_a_hold_of_nonsense_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest):
@@ -403,7 +390,6 @@ async def test_a_hold_of_nonsense_is_refused(value: Any) -> None:
 # -- leaving -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_cancelled_waiters_use_nothing_up() -> None:
     """A thousand waiters leave, and the next one is served as if they had never come."""
     queue = Queue(RateLimiter())
@@ -416,7 +402,6 @@ async def test_cancelled_waiters_use_nothing_up() -> None:
     assert queue.times == pytest.approx([1.5])
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("leaver", range(5))
 async def test_whoever_leaves_the_line_the_rest_keep_their_times(leaver: int) -> None:
     """The one that keeps the time, the first, the last: any waiter may leave without a delay for the others."""
@@ -479,7 +464,6 @@ async def start(queue: Queue, name: object, lane: Priority = LOOKUP) -> None:
     await settle()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("others", [0, 1, 2, 5])
 async def test_a_turn_that_comes_too_late_goes_to_the_next_in_line(others: int) -> None:
     """A waiter that is cancelled in the moment of its turn does not take the place with it."""
@@ -491,7 +475,6 @@ async def test_a_turn_that_comes_too_late_goes_to_the_next_in_line(others: int) 
     assert queue.times == pytest.approx([1.5 + number for number in range(others + 1)])
 
 
-@pytest.mark.anyio
 async def test_a_turn_that_comes_back_is_not_given_away_during_a_hold() -> None:
     """If the service asks for a hold while a cancelled waiter gives its place back, no request goes before its end."""
     async with late_waiter() as (queue, interference):
@@ -502,7 +485,6 @@ async def test_a_turn_that_comes_back_is_not_given_away_during_a_hold() -> None:
     assert queue.times == pytest.approx([31.5, 32.5])
 
 
-@pytest.mark.anyio
 async def test_a_place_given_back_is_used_at_once_in_the_long_pause_of_the_window() -> None:
     """The sixtieth place of a minute comes back: the next in line has it then, not ten seconds later."""
     async with late_waiter(before=59) as (queue, _):
@@ -515,7 +497,6 @@ async def test_a_place_given_back_is_used_at_once_in_the_long_pause_of_the_windo
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 async def test_thousands_of_waiters_are_served_in_order_on_one_timer() -> None:
     """A long queue costs memory and patience, nothing else."""
@@ -528,7 +509,6 @@ async def test_thousands_of_waiters_are_served_in_order_on_one_timer() -> None:
     gc.collect()  # here, rather than inside another test's time
 
 
-@pytest.mark.anyio
 async def test_async_with_takes_one_place() -> None:
     """`async with limiter` paces your own requests, like other limiters, and lets errors out."""
     limiter = RateLimiter(per_minute=60, burst=2)
@@ -542,7 +522,6 @@ async def test_async_with_takes_one_place() -> None:
             raise LookupError
 
 
-@pytest.mark.anyio
 async def test_has_capacity_is_false_while_somebody_waits() -> None:
     """A caller that asks first does not overtake those in line."""
     queue = Queue(RateLimiter())
@@ -575,7 +554,6 @@ def test_a_limit_of_nonsense_is_refused(argument: str, options: dict[str, Any]) 
     assert caught.value.argument == argument
 
 
-@pytest.mark.anyio
 async def test_the_defaults_are_the_contract_s_limit() -> None:
     """60 in any minute, ten at once (section 8)."""
     limiter = RateLimiter()
@@ -583,7 +561,6 @@ async def test_the_defaults_are_the_contract_s_limit() -> None:
     assert limiter.usage().limit == 60
 
 
-@pytest.mark.anyio
 async def test_a_limit_may_be_as_low_as_you_like() -> None:
     """Less than one a minute too, one at a time, and without a reserve for a slow network."""
     for per_minute in (1, 0.5, 0.001):
@@ -599,7 +576,6 @@ def test_requests_keep_half_a_second_at_most_for_a_slow_network(per_minute: int,
     assert RateLimiter(per_minute=per_minute).jitter == pytest.approx(jitter)
 
 
-@pytest.mark.anyio
 async def test_another_rate_is_kept_as_well() -> None:
     """A merchant with another limit sets it."""
     queue = Queue(RateLimiter(per_minute=600, burst=20))

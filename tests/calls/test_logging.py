@@ -29,8 +29,6 @@ from tests.support.fakes import (
 )
 from tests.support.server import Close, Cut, Reply, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 OTP = "918273"
 RESET_TOKEN = "reset-me-please-0123456789"
 NEW_PASSWORD = "an even better battery"

@@ -58,8 +58,6 @@ from tests.support.fakes import (
 from tests.support.scale import examples
 from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, Trickle, serve
 
-pytestmark = pytest.mark.anyio
-
 Call = Callable[[AsyncClient], Coroutine[Any, Any, object]]
 
 

@@ -37,8 +37,6 @@ from tests.support.fakes import (
 from tests.support.scale import examples
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 
 async def create(client: AsyncClient) -> object:
     return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)

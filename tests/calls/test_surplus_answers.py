@@ -23,8 +23,6 @@ from tests.support.certificates import certificate
 from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, refusal
 from tests.support.server import Request, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 OTHER = {"id": "tx-OTHER", "reference": "r-OTHER", "external_id": "o-OTHER", "status": "SUCCESS", "amount": "250"}
 
 

@@ -46,8 +46,6 @@ from tests.support.fakes import (
 )
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 WIDE = {"per_minute": 600_000, "burst": 10_000}
 
 

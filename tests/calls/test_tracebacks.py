@@ -18,8 +18,6 @@ from tests.contract import samples
 from tests.support.fakes import PHONE_NUMBER, TOKEN, replies
 from tests.support.server import Close, Raw, Reply, serve
 
-pytestmark = pytest.mark.anyio
-
 # Markers of an answer's text, beside what may never be shown.
 FOREIGN = "ring0788"
 TEXT = f"{FOREIGN} \x1b[31m\u202e {PHONE_NUMBER} token={TOKEN} "

@@ -60,8 +60,6 @@ from tests.support.fakes import (
 from tests.support.scale import examples
 from tests.support.server import Close, NeverAnswer, Request, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 ONCE = RetryPolicy(max_attempts=1)
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 # httpx leaves its generators in the middle when it cannot decode a body or the body is given up; trio complains.

@@ -205,7 +205,6 @@ class TestKept:
         assert choose_auth(attrs.evolve(self.place, token=Secret("issued"))).value == "issued"  # type: ignore[attr-defined]
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_kept_token_that_is_refused_is_replaced_by_a_login() -> None:

@@ -115,7 +115,6 @@ def sandbox() -> Iterator[tuple[Command, dict[str, str]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(sandbox: tuple[Command, dict[str, str]]) -> None:
     """A program that knows only what the command printed can log in, collect and see the final state."""

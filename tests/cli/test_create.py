@@ -195,7 +195,6 @@ def test_bad_input_is_refused_before_anything_is_sent(arguments: list[str], said
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.anyio
 class TestFollowing:
     """In virtual time, on both loops."""
 

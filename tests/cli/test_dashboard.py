@@ -27,7 +27,7 @@ from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, 
 from tests.sandbox.page_user import Elements
 from tests.support.commands import run, started
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 NUMBER = "+255681234501"
 HOSTILE = f"\"><script>alert('1')</script>{{{{7*7}}}}{NUMBER}"

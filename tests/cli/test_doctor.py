@@ -287,7 +287,6 @@ class TestStore:
         subprocess.run(found["store file"]["advice"], shell=True, check=True)
         assert "store file" not in findings("--base-url", url, "--store", store_url)
 
-    @pytest.mark.anyio
     @pytest.mark.real_time
     async def test_looking_changes_nothing(self, tmp_path: Path) -> None:
         """Tables are not made, and those of another version are left alone, with the sentence that says what to do."""

@@ -159,7 +159,6 @@ def test_ages_are_short() -> None:
 
 
 @pytest.mark.costly("runs lines of cli/overview.py that no quick test runs")
-@pytest.mark.anyio
 @on_asyncio
 async def test_a_store_that_is_away_for_a_while_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

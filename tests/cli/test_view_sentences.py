@@ -27,7 +27,7 @@ from tests.sandbox.page_user import Elements
 from tests.support.databases import sqlite_url
 from tests.support.fakes import NOON
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 Row: TypeAlias = Callable[[sa.Connection, Clock], object]
 

@@ -66,7 +66,6 @@ async def followed(sandbox: Sandbox, **options: Any) -> AsyncIterator[Followed]:
         yield Followed(client, refusals)
 
 
-@pytest.mark.anyio
 class TestFollowing:
     """In virtual time, on both loops."""
 

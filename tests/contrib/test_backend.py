@@ -30,8 +30,6 @@ from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 
-pytestmark = pytest.mark.anyio
-
 SPEED = 100.0
 PAYS, DECLINES, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "129", "203"))
 

@@ -16,8 +16,6 @@ from mobilemoney_async import AsyncClient, InvalidRequest, PaymentChange, SQLSto
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.sandbox import Sandbox
 
-pytestmark = pytest.mark.anyio
-
 CALLBACKS = "/mobilemoney/callbacks"
 
 

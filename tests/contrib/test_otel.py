@@ -101,7 +101,6 @@ def seconds(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-@pytest.mark.anyio
 async def test_an_attempt_is_a_client_span_below_the_callers(telemetry: Telemetry) -> None:
     """A request is found in the trace of the checkout that made it, in the words of the HTTP conventions."""
     handler = telemetry.handler(base_url=BASE_URL)
@@ -122,7 +121,6 @@ async def test_an_attempt_is_a_client_span_below_the_callers(telemetry: Telemetr
     }
 
 
-@pytest.mark.anyio
 async def test_a_span_begins_when_the_attempt_did(telemetry: Telemetry) -> None:
     """The time that an answer took is the length of its span, and lies in the past."""
 
@@ -139,7 +137,6 @@ async def test_a_span_begins_when_the_attempt_did(telemetry: Telemetry) -> None:
     assert span.end_time is not None and before <= span.end_time <= time.time_ns()
 
 
-@pytest.mark.anyio
 async def test_retries_are_numbered_and_failures_are_errors(telemetry: Telemetry) -> None:
     """Each attempt is a span of its own; one that failed says why."""
     async with make_client(FakeTransport(script(GARBAGE)), on_event=telemetry.handler()) as client:
@@ -155,7 +152,6 @@ async def test_retries_are_numbered_and_failures_are_errors(telemetry: Telemetry
     assert telemetry.metrics()["mobilemoney.retries"] == [({**request, "error.type": "ServerError"}, 1)]
 
 
-@pytest.mark.anyio
 async def test_a_refusal_has_its_status_and_its_error(telemetry: Telemetry) -> None:
     """Metrics tell the service's no from a broken wire."""
     transport = FakeTransport(script(refusal("TRANSACTION_NOT_FOUND", 404)))
@@ -171,7 +167,6 @@ async def test_a_refusal_has_its_status_and_its_error(telemetry: Telemetry) -> N
     }
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_attempt_is_called_the_same_on_both_loops(telemetry: Telemetry) -> None:
     """A caller who gives up leaves a span, with one name for it whichever loop runs."""
     async with make_client(FakeTransport(script(Hang())), on_event=telemetry.handler()) as client:
@@ -182,7 +177,6 @@ async def test_a_cancelled_attempt_is_called_the_same_on_both_loops(telemetry: T
     assert seconds(span) == pytest.approx(2)
 
 
-@pytest.mark.anyio
 async def test_waiting_for_the_limit_is_seen(telemetry: Telemetry) -> None:
     """A checkout that is slow because of the limit shows it in its trace, and the wait can be plotted by lane."""
     limiter = RateLimiter(per_minute=60, burst=1)
@@ -197,7 +191,6 @@ async def test_waiting_for_the_limit_is_seen(telemetry: Telemetry) -> None:
     assert 0.9 < waited < 1.2
 
 
-@pytest.mark.anyio
 async def test_logins_are_counted(telemetry: Telemetry) -> None:
     """A login that fails shows before payments do."""
     transport = FakeTransport(script(refusal("invalid_credentials", 401)))
@@ -207,7 +200,6 @@ async def test_logins_are_counted(telemetry: Telemetry) -> None:
     assert telemetry.metrics()["mobilemoney.tokens.renewed"] == [({"error.type": "InvalidCredentials"}, 1)]
 
 
-@pytest.mark.anyio
 async def test_a_payment_of_which_nobody_knows_is_counted_and_named_on_a_span_only(telemetry: Telemetry) -> None:
     """The key of an unknown payment is found in the trace; it makes no time series."""
     async with make_client(FakeTransport(script(GARBAGE)), on_event=telemetry.handler()) as client:
@@ -221,7 +213,6 @@ async def test_a_payment_of_which_nobody_knows_is_counted_and_named_on_a_span_on
     assert telemetry.metrics()["mobilemoney.payments.unknown"] == [({"error.type": "ServerError"}, 1)]
 
 
-@pytest.mark.anyio
 async def test_the_poller_is_measured(telemetry: Telemetry) -> None:
     """Pending payments, requests, lag and final states can be plotted; nothing pending is zero, not the last number."""
     sandbox = Sandbox()
@@ -244,7 +235,6 @@ async def test_the_poller_is_measured(telemetry: Telemetry) -> None:
     assert {attributes(span)["mobilemoney.transaction_id"] for span in spans} == set(ended)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("payment", "error"), [(None, "WaitTimeout"), ("txn_" + "0" * 20, "TransactionNotFound")])
 async def test_a_payment_that_is_given_up_is_pending_no_longer(
     telemetry: Telemetry, payment: str | None, error: str
@@ -303,7 +293,6 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
     assert found["mobilemoney.transactions.unclaimed"] == [(kind, 1)]
 
 
-@pytest.mark.anyio
 async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
     """No token, no password and no phone number, not even where the caller put one into a path; no id in a metric."""
     async with make_client(FakeTransport(), auth=LoginAuth(EMAIL, PASSWORD), on_event=telemetry.handler()) as client:
@@ -320,7 +309,6 @@ async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
     assert "'_OTHER'" in found
 
 
-@pytest.mark.anyio
 async def test_it_stands_beside_a_handler_of_ones_own(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
     """Two handlers get every event, also where the first of them fails."""
     events: list[Event] = []

@@ -129,7 +129,6 @@ def make_app() -> Any:
     return app
 
 
-@pytest.mark.anyio
 async def test_fastapi_takes_and_answers_values() -> None:
     """As an argument, a field, a return type, a response_model; masked unless a route answers `to_dict()`."""
     masked = PAID.to_dict(mask=True)
@@ -154,7 +153,6 @@ async def test_fastapi_takes_and_answers_values() -> None:
         assert answer.json() == {"name": "o-1", "payment": masked, "earlier": []}
 
 
-@pytest.mark.anyio
 async def test_the_openapi_page_shows_the_schemas() -> None:
     """Each value is a component of its own name."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://shop") as http:

@@ -44,7 +44,6 @@ def in_books(file: Path) -> dict[str, str]:
         return dict(books.execute("SELECT id, status FROM orders").fetchall())
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
 @on_asyncio

@@ -55,7 +55,6 @@ def rows(url: str, query: str) -> list[Any]:
     return found
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

@@ -39,7 +39,6 @@ def write(folder: Path, *rows: str) -> Path:
     return file
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

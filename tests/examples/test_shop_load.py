@@ -30,7 +30,6 @@ from tests.support.scale import soak
 from tests.support.warm import MODULE, Program, warm
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     # The sandbox serves sockets there only.
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),

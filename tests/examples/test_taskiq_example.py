@@ -94,7 +94,6 @@ async def payouts(folder: Path) -> AsyncIterator[Payouts]:
             yield Payouts(sandbox=sandbox, folder=folder, env=env, queue=queue)
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
 @on_asyncio
@@ -163,7 +162,6 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
 async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
@@ -189,7 +187,6 @@ async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
     assert sum(each.amount == "5000" for each in sandbox.transactions.values()) == 0
 
 
-@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("wrong", ["network", "permission", "closed", "twin"])
 async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
@@ -223,7 +220,6 @@ async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @on_asyncio
 async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
@@ -251,7 +247,6 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @on_asyncio
 async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list[str]) -> None:
     """A job that follows an open payment ends after a minute, and another one goes on."""

@@ -14,8 +14,6 @@ from mobilemoney_async.payments.payout_rows import read_rows
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, require_bearer
 from tests.payments.second_world import BOTH, Order, make_world, number
 
-pytestmark = pytest.mark.anyio
-
 NUMBER = "+255681234567"
 HEADER = "phone_number,amount,name"
 

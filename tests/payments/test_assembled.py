@@ -17,8 +17,6 @@ from mobilemoney_async.testing import acknowledgement_answer
 from tests.payments.service import World, make_world
 from tests.support.patience import PATIENCE
 
-pytestmark = pytest.mark.anyio
-
 
 def make_client(world: World, sandbox: Sandbox) -> AsyncClient:
     """Return a client that logs in, as another process would make it."""

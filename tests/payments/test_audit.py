@@ -18,8 +18,6 @@ from mobilemoney_async.database.schema import payments
 from mobilemoney_async.sandbox import Choices, faults
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world
 
-pytestmark = pytest.mark.anyio
-
 
 async def audit(world: World, client: AsyncClient) -> AuditReport:
     today = world.utcnow().date()

@@ -13,7 +13,6 @@ from tests.support.patience import PATIENCE
 from tests.support.talk import talk
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.soak,
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),  # the sandbox serves sockets there only

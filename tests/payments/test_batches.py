@@ -58,7 +58,6 @@ async def queue(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @on_asyncio
 async def test_hundreds_of_payments_are_found_and_changed_in_batches(store_url: str) -> None:
     """Each key and each transaction is found once, each change is read once, whatever the number of them."""

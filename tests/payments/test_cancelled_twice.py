@@ -15,7 +15,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.merchants import Merchants
 from tests.payments.service import ORDER, leave, make_world, on_asyncio, rows
 
-pytestmark = [pytest.mark.anyio, on_asyncio]
+pytestmark = on_asyncio
 
 Section: TypeAlias = Callable[[AsyncClient, int], Awaitable[object]]
 

@@ -24,8 +24,6 @@ from mobilemoney_async.payments.records import Source
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio
 
-pytestmark = pytest.mark.anyio
-
 
 async def pay(client: AsyncClient, *keys: str) -> None:
     for number, key in enumerate(keys):

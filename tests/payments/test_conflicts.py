@@ -22,7 +22,7 @@ from tests.payments.tables import SEEN, insert_payment
 from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE, until, wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 _PAYMENTS = 150
 _AT_ONCE = 60

@@ -47,8 +47,6 @@ from tests.payments.service import (
     rows,
 )
 
-pytestmark = pytest.mark.anyio
-
 UNANSWERED: Mapping[str, Fault] = {
     "dropped after": faults.drop(processed=True),
     "reset after": faults.drop(processed=True, reset=True),

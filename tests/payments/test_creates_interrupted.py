@@ -29,8 +29,6 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, Outage, World, make_world
 
-pytestmark = pytest.mark.anyio
-
 Loop = Literal["asyncio", "trio"]
 
 

@@ -29,8 +29,6 @@ from mobilemoney_async.payments.store import account_store
 from tests.payments.service import on_asyncio, rows
 from tests.support.patience import PATIENCE
 
-pytestmark = pytest.mark.anyio
-
 _FORK = """
 import os, sys, anyio
 import sqlalchemy as sa

@@ -28,8 +28,6 @@ from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
 from tests.payments.service import PHONE_NUMBER, Outage, World, make_world, on_asyncio
 
-pytestmark = pytest.mark.anyio
-
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
 

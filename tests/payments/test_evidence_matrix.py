@@ -37,8 +37,6 @@ from tests.payments.second_world import (
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Row, error
 
-pytestmark = pytest.mark.anyio
-
 
 def around(name: str, count: int = 2, *, kinds: Sequence[str] = KINDS) -> list[Order]:
     """Return orders that meet no fault, whose numbers and amounts are their own."""

@@ -19,7 +19,7 @@ from tests.support.databases import run_on
 from tests.support.patience import PATIENCE
 from tests.support.pooler import pooler
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 _RECORDS = "mobilemoney_payment_records"
 _OTHERS = "datname = current_database() AND pid <> pg_backend_pid()"

@@ -16,8 +16,6 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
 
-pytestmark = pytest.mark.anyio
-
 CHOICES: list[dict[str, Any]] = [{}, {"consumer": "books"}]
 
 

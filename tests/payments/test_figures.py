@@ -31,7 +31,7 @@ from tests.payments.nursery import Nursery, nursery
 from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 # Both databases and both loops, in half the time of all four pairs.
 BOTH = pytest.mark.parametrize(

@@ -42,8 +42,6 @@ from tests.support.scale import soak
 from tests.support.server import serve
 from tests.support.talk import Talk, talk
 
-pytestmark = pytest.mark.anyio
-
 Test = Callable[..., Awaitable[None]]
 
 # Limit of what follows once a process holds the lease, seconds: no test may depend on one running out.

@@ -25,8 +25,6 @@ from mobilemoney_async import (
 from tests.support.fakes import EMAIL, PASSWORD, FakeTransport, make_client, refusal, script
 from tests.support.frames import leaks
 
-pytestmark = pytest.mark.anyio
-
 PHONE, NOTE, TOKEN = "+255780000789", "ring0788", "login-token-1"
 ORDER: dict[str, Any] = {"phone_number": PHONE, "amount": 1000, "extra": {"note": NOTE, "external_id": "ext-1"}}
 SECRETS = [PHONE, PHONE[1:], PHONE[4:], NOTE, PASSWORD, TOKEN]

@@ -29,7 +29,7 @@ from tests.support.fakes import BASE_URL
 from tests.support.patience import PATIENCE, until
 from tests.support.second_service import TOKEN, SecondService
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 _INSERT = sa.text("INSERT INTO group_marks VALUES (:number)")
 Work = Callable[[sa.Connection], int]

@@ -20,8 +20,6 @@ from tests.payments.second_world import BOTH, GRACE, HOUR, Order, World, make_wo
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, Row
 
-pytestmark = pytest.mark.anyio
-
 EDGES = ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00", "9999-12-31"]
 EVIL = "\x1b[31m\0\u202e\u2066 +255680000009 "
 UNPRINTABLE = re.compile("[\0-\x1f\x7f\u202a-\u202e\u2066-\u2069]")

@@ -10,8 +10,6 @@ import pytest
 from mobilemoney_async.payments.account_store import KeyedLock
 from tests.support.patience import PATIENCE
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_one_at_a_time_and_in_order() -> None:
     """A task that takes a name waits for those before it, first come, first served; other names do not matter."""

@@ -14,8 +14,6 @@ from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, Pay
 from mobilemoney_async.sandbox import Fault, faults
 from tests.payments.service import ORDER, make_world
 
-pytestmark = pytest.mark.anyio
-
 
 async def create(client: AsyncClient) -> None:
     """Make the payment; its error is in the record too."""

@@ -155,7 +155,6 @@ class Renewals:
             raise StoreError("away")
 
 
-@pytest.mark.anyio
 async def test_a_lease_is_renewed_as_long_as_its_work_lasts() -> None:
     """A store that is away for a moment ends nothing: the next renewal is in time. Afterwards there are none."""
     renewals = Renewals(lambda number: number == 2)
@@ -170,7 +169,6 @@ async def test_a_lease_is_renewed_as_long_as_its_work_lasts() -> None:
     assert renewals.times == [3, 6, 9]
 
 
-@pytest.mark.anyio
 async def test_work_under_a_lease_that_fails_raises_its_own_error() -> None:
     """Not a group of errors; and the lease is not renewed for work that has ended."""
     renewals, error = Renewals(), LookupError("x")
@@ -186,7 +184,6 @@ async def test_work_under_a_lease_that_fails_raises_its_own_error() -> None:
     assert renewals.times == [3]
 
 
-@pytest.mark.anyio
 async def test_work_under_a_lease_that_is_cancelled_is_renewed_no_more() -> None:
     renewals = Renewals()
     with anyio.move_on_after(7) as scope:

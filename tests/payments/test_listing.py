@@ -36,8 +36,6 @@ from tests.support.fakes import NOON
 from tests.support.scale import examples
 from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour, Payment, Row, SecondService, error
 
-pytestmark = pytest.mark.anyio
-
 DAY = timedelta(days=1)
 YESTERDAY = (NOON - DAY).date()
 A_DAY_OF_ROWS = 20_000

@@ -32,8 +32,6 @@ from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
 from tests.support.talk import talk
 
-pytestmark = pytest.mark.anyio
-
 # What the shop's other payments look like; none of them is of the same number as one that is looked for.
 OTHER = "+255689000000"
 

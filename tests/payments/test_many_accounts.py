@@ -25,8 +25,6 @@ from tests.payments.service import Outage
 from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
-pytestmark = pytest.mark.anyio
-
 ORDER: dict[str, Any] = {"phone_number": "+255681234567", "amount": 1000, "idempotency_key": "order-1"}
 
 

@@ -47,8 +47,6 @@ from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService
 from tests.support.server import NeverAnswer, Request, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 NUMBER = "+255681234567"
 PASSWORD = "correct-horse-battery"
 CALL = "tx-1"

@@ -121,7 +121,6 @@ def test_sqlalchemy_with_begin_immediate(sqlite_file_url: str) -> None:
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "aiosqlite"])
 @on_asyncio
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_an_async_session_takes_it_through_run_sync(
     driver: str, request: pytest.FixtureRequest, anyio_backend: object
 ) -> None:
@@ -202,7 +201,6 @@ def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 @on_asyncio
 async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_url: str) -> None:
     """The second one waits for the first one, wherever that comes in between, and leaves the payment as it is then."""
@@ -241,7 +239,6 @@ async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_u
 
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postgres_url: str) -> None:
     """Nor the feed, nor a key that is used again; and serializable transactions that enqueue do not disturb another."""
     world = make_world(postgres_url)
@@ -350,7 +347,6 @@ def test_a_transaction_that_read_too_early_says_so(sqlite_file_url: str) -> None
         one.rollback()
 
 
-@pytest.mark.anyio
 async def test_awaiting_the_store_inside_the_transaction_is_an_error_at_once(sqlite_file_url: str) -> None:
     """Not a wait for oneself; other tasks wait for the commit, and reads do not wait at all."""
     world = make_world(sqlite_file_url)

@@ -27,7 +27,6 @@ ORDERS, QUEUED, KILLS = {1: (30, 80, 2), 4: (300, 1_000, 20)}.get(soak(4), (1_50
 
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.soak,
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),  # the sandbox serves sockets there only

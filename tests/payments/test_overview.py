@@ -26,8 +26,6 @@ from tests.payments.service import ORDER, World, make_world, on_asyncio
 from tests.payments.tables import SEEN, insert_payment
 from tests.support.fakes import NOON
 
-pytestmark = pytest.mark.anyio
-
 SUCCEEDS, DECLINED, STAYS_OPEN = "+255780000789", "+255780000039", "+255780000129"
 
 

@@ -40,8 +40,6 @@ from tests.payments.test_schema import test_the_database_allows, test_the_databa
 from tests.payments.test_unclaimed_transactions import test_the_list_of_unclaimed_transactions
 from tests.support.databases import Postgres, partition
 
-pytestmark = pytest.mark.anyio
-
 # Small and the same for all accounts, or of one account and in one row: not partitioned.
 PLAIN = {"mobilemoney_schema", "mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_logins"}
 

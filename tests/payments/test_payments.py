@@ -33,8 +33,6 @@ from tests.support.fakes import PHONE_NUMBER as PAYS
 from tests.support.fakes import FakeTransport, acknowledgement, make_client
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 
 async def fill(world: World) -> None:
     """Put a payment in each of five states into the database."""

@@ -32,8 +32,6 @@ from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world
 from tests.support.patience import until
 
-pytestmark = pytest.mark.anyio
-
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
 
 

@@ -42,8 +42,6 @@ from tests.payments.service import (
     rows,
 )
 
-pytestmark = pytest.mark.anyio
-
 MADE = faults.lost(processed=True)
 NOT_MADE = faults.lost(processed=False)
 REFUSED_SOFTLY = faults.server_error(422, processed=False)

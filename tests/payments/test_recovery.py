@@ -260,7 +260,6 @@ def fail_list() -> Any:
 
 
 @KIND
-@pytest.mark.anyio
 async def test_a_process_that_makes_all_payments_asks_for_no_list(sqlite_file_url: str, kind: str) -> None:
     """However quiet it was, it would miss any payment that the store has lost; not those of another process."""
     world = make_world(sqlite_file_url)
@@ -277,7 +276,6 @@ async def test_a_process_that_makes_all_payments_asks_for_no_list(sqlite_file_ur
     assert world.service.lists == before + 1
 
 
-@pytest.mark.anyio
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
     """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
     world = make_world(sqlite_file_url)
@@ -300,7 +298,6 @@ async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: st
 @pytest.mark.slow
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str, kind: str) -> None:
     """Without a silent time, as after a failover: the newest record is older than what the process remembers."""
     world = make_world(store_url)
@@ -316,7 +313,6 @@ async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str
 
 
 @BOTH
-@pytest.mark.anyio
 async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) -> None:
     """Disbursements wait for the grace period, since it is certain that something was lost; collections go on."""
     world = make_world(store_url)
@@ -337,7 +333,6 @@ async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) ->
 @pytest.mark.slow
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) -> None:
     """What the list shows within the grace period after the first comparison is of the gap, too."""
     world = make_world(store_url)
@@ -355,7 +350,6 @@ async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) 
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.anyio
 async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> None:
     """Collections go on, disbursements wait; the comparison is made up for, whatever was paid meanwhile."""
     world = make_world(store_url)
@@ -375,7 +369,6 @@ async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> Non
 @pytest.mark.slow
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_list: Any) -> None:
     """Routine comparisons stop nothing, whether the list can be read or not, is late or empty."""
     world = make_world(store_url)
@@ -390,7 +383,6 @@ async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_
 
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> None:
     """Where the list shows a part of a number, that part counts; an import then needs the whole number."""
     world = make_world(store_url)
@@ -449,7 +441,6 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
 
 
 @BOTH
-@pytest.mark.anyio
 async def test_other_systems_that_pay_too(store_url: str) -> None:
     """With `sole_writer=False` the newest rows prove nothing, and nothing is stopped."""
     world = make_world(store_url)
@@ -462,7 +453,6 @@ async def test_other_systems_that_pay_too(store_url: str) -> None:
 
 
 @BOTH
-@pytest.mark.anyio
 async def test_another_merchant_is_reported_and_an_operator_may_rebind(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -490,7 +480,6 @@ async def test_another_merchant_is_reported_and_an_operator_may_rebind(
 
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str) -> None:
     """Collections go on, disbursements wait."""
     world = make_world(store_url)
@@ -505,7 +494,6 @@ async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str)
 
 @BOTH
 @KIND
-@pytest.mark.anyio
 async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, kind: str) -> None:
     """A key that the store knows as refused for certain is stopped as well, and may be imported."""
     world, again = make_world(store_url), order(kind, "again", 1)
@@ -530,7 +518,6 @@ async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, k
 
 
 @BOTH
-@pytest.mark.anyio
 @KIND
 @pytest.mark.parametrize("what", ["token", "host"])
 async def test_the_store_of_one_merchant_does_not_serve_another(store_url: str, kind: str, what: str) -> None:
@@ -591,7 +578,6 @@ def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], s
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.anyio
 @KIND
 async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, restore: Callable[[str], str]) -> None:
     """The orders of the hour that the store has forgotten are tried again: none of them is sent, others are."""
@@ -621,7 +607,6 @@ async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, r
 
 
 @BOTH
-@pytest.mark.anyio
 @pytest.mark.parametrize("what", ["another payment", "another attempt"])
 async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what: str) -> None:
     """The store has the newest payment of the process, but lacks one of another process, or one that was sent again."""
@@ -645,7 +630,6 @@ async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what:
 
 @pytest.mark.costly("runs lines of payments/imports.py that no quick test runs")
 @BOTH
-@pytest.mark.anyio
 @KIND
 async def test_what_was_forgotten_is_imported_under_its_keys(
     store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
@@ -701,7 +685,6 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
 
 @pytest.mark.costly("runs lines of payments/outbox.py, payments/imports.py that no quick test runs")
 @BOTH
-@pytest.mark.anyio
 async def test_a_restored_store_with_queued_payments_is_still_quiet(
     store_url: str, restore: Callable[[str], str]
 ) -> None:

@@ -35,8 +35,6 @@ from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, O
 from tests.payments.test_recovery import forget, order, sell, stopped
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
 
-pytestmark = pytest.mark.anyio
-
 KIND = pytest.mark.parametrize("kind", KINDS)
 OTHER_TOKEN = "token.of.merchant-2"
 

@@ -26,7 +26,7 @@ from tests.payments.tables import insert_payment
 from tests.support.patience import PATIENCE
 from tests.support.talk import talk
 
-pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
+pytestmark = pytest.mark.new_database
 
 
 def version(connection: sa.Connection) -> int:

@@ -41,8 +41,6 @@ from tests.payments.second_world import (
 from tests.payments.service import Outage
 from tests.support.second_service import ListBehaviour, Payment, Row, dropped, error
 
-pytestmark = pytest.mark.anyio
-
 KIND = pytest.mark.parametrize("kind", KINDS)
 
 

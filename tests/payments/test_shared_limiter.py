@@ -199,7 +199,6 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize("latency", [0.0, 0.02, 0.6])
 async def test_a_saturated_fleet_uses_the_limit_and_each_has_its_turns(latency: float) -> None:
     """Four processes use 95 % of the limit in ten minutes, each at least a sixth of it, however slow the store is."""
@@ -216,7 +215,6 @@ async def test_a_saturated_fleet_uses_the_limit_and_each_has_its_turns(latency: 
     assert row.asked <= 2.2 * len(times)
 
 
-@pytest.mark.anyio
 async def test_at_a_high_rate_many_requests_share_a_transaction() -> None:
     """At 1,200 a minute four processes need a transaction for every three requests or more."""
     row = Row()
@@ -233,7 +231,6 @@ async def test_at_a_high_rate_many_requests_share_a_transaction() -> None:
 # -- lanes, holds ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> None:
     """A payment that comes while lookups wait for their turn is asked for at once, not with them."""
     row = Row()
@@ -249,7 +246,6 @@ async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> No
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("lane", [LOOKUP, BULK])
 async def test_a_payment_does_not_wait_until_its_process_would_have_asked(lane: Priority) -> None:
     """In a large fleet other work waits seconds for its turn; a payment that comes then gets one of the next slots."""
@@ -266,7 +262,6 @@ async def test_a_payment_does_not_wait_until_its_process_would_have_asked(lane: 
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_a_hold_holds_the_whole_fleet() -> None:
     """A hold for one process reaches the others within a second, and no process sends before its end."""
     row = Row()
@@ -285,7 +280,6 @@ async def test_a_hold_holds_the_whole_fleet() -> None:
     assert not [at for at in queues[0].times if 3 < at < 33 - 1e-3]
 
 
-@pytest.mark.anyio
 async def test_a_hold_that_comes_while_the_store_is_asked_holds() -> None:
     """Slots that the store gave without knowing of the hold are not used."""
     queue = Queue(OnPaper(Row(), latency=0.1))
@@ -298,7 +292,6 @@ async def test_a_hold_that_comes_while_the_store_is_asked_holds() -> None:
     assert min(queue.times) >= 30.07 - 1e-5
 
 
-@pytest.mark.anyio
 async def test_usage_and_capacity_are_those_of_the_fleet() -> None:
     """The use by another process is seen after the next reservation: by the poller, and by prefetches."""
     row = Row()
@@ -322,7 +315,6 @@ async def test_usage_and_capacity_are_those_of_the_fleet() -> None:
 # -- cancellations and failures ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_everybody_who_comes_at_once_is_served_by_one_transaction() -> None:
     """Ten requests at once cost one round trip to the store, not ten."""
     row = Row()
@@ -334,7 +326,6 @@ async def test_everybody_who_comes_at_once_is_served_by_one_transaction() -> Non
     assert queue.times == pytest.approx([0.01] * 10, abs=0.02)
 
 
-@pytest.mark.anyio
 async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
     """A request that is cancelled while the store is asked, or in the moment of its turn, loses no slot."""
     row = Row()
@@ -355,7 +346,6 @@ async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
     assert row.asked == 1
 
 
-@pytest.mark.anyio
 async def test_a_slot_that_is_over_is_not_used_and_not_lost() -> None:
     """A loop that was stopped does not use slots from long ago; the budget gets them back."""
     limiter = OnPaper(Row())
@@ -372,7 +362,6 @@ async def test_a_slot_that_is_over_is_not_used_and_not_lost() -> None:
     assert queue.times == pytest.approx([0, 0.53], abs=0.01)
 
 
-@pytest.mark.anyio
 async def test_a_store_that_fails_fails_everybody_in_line_once() -> None:
     """Each waiter has an error of its own, nothing was sent, and the next one finds the store as it is then."""
     row = Row()
@@ -401,7 +390,6 @@ async def test_a_store_that_fails_fails_everybody_in_line_once() -> None:
     assert limiter.usage().granted == 12
 
 
-@pytest.mark.anyio
 async def test_a_hold_is_kept_through_a_failure_of_the_store() -> None:
     """A hold that could not be stored holds here, and is stored when that is possible."""
     row = Row()
@@ -439,7 +427,6 @@ def strict(used: list[float]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -> None:
     """On SQLite and PostgreSQL, two pools of connections and one row: together never above the limit, both served."""
@@ -454,7 +441,6 @@ async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -
     assert strict([at for limiter in limiters for at in limiter.used]) == []
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
     """Merchants that share a database do not share a limit."""
@@ -467,7 +453,6 @@ async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgres) -> None:
@@ -486,7 +471,6 @@ async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgre
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
     """Without its database a limiter grants nothing; as soon as that is there again, it does."""
@@ -502,7 +486,6 @@ async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.costly("runs lines of sharing/limiter.py that no quick test runs")
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> None:
@@ -581,7 +564,6 @@ async def gather(processes: list[Talk], victim: int) -> tuple[Told, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:

@@ -184,7 +184,6 @@ def change_rows(url: str, changes: str, **values: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_processes_that_start_at_once_share_one_login(workers: Workers) -> None:
     """However many processes need a token at the same time, the service sees one login."""
     service = Service(delay=0.2)
@@ -193,7 +192,6 @@ async def test_processes_that_start_at_once_share_one_login(workers: Workers) ->
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_process_that_starts_later_takes_the_token_that_is_there(workers: Workers) -> None:
     """A worker that is started again does not log in; and in memory the token costs no query."""
     service = Service()
@@ -205,7 +203,6 @@ async def test_a_process_that_starts_later_takes_the_token_that_is_there(workers
     assert len(service.logins) == 1
 
 
-@pytest.mark.anyio
 async def test_a_holder_that_dies_delays_the_others_by_seconds(virtual_workers: Workers) -> None:
     """A process that is killed while it logs in is replaced by another, once its lease has run out."""
     service = Service()
@@ -217,7 +214,6 @@ async def test_a_holder_that_dies_delays_the_others_by_seconds(virtual_workers: 
     assert 4.5 < anyio.current_time() - start < 6.5
 
 
-@pytest.mark.anyio
 async def test_a_slow_login_keeps_its_lease(virtual_workers: Workers) -> None:
     """A login that takes longer than a lease is not made by a second process too."""
     service = Service(delay=60)
@@ -225,7 +221,6 @@ async def test_a_slow_login_keeps_its_lease(virtual_workers: Workers) -> None:
     assert len(service.logins) == 1
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: Workers) -> None:
     """When the call that logs in is cancelled, another call does at once, in this process or another."""
     service = Service(delay=60)
@@ -248,7 +243,6 @@ async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: 
     assert len(service.logins) == 2
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
 async def test_a_login_that_is_cancelled_twice_delays_no_other_process(virtual_workers: Workers, steps: int) -> None:
@@ -265,7 +259,6 @@ async def test_a_login_that_is_cancelled_twice_delays_no_other_process(virtual_w
     assert anyio.current_time() == start
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_task_of_asyncio_that_is_cancelled_in_the_database_delays_its_process_by_nothing(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
@@ -295,7 +288,6 @@ async def test_a_task_of_asyncio_that_is_cancelled_in_the_database_delays_its_pr
     assert anyio.current_time() == start
 
 
-@pytest.mark.anyio
 async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_workers: Workers) -> None:
     """A bug in a caller's own transport is not wrapped in a group, and blocks no other call."""
     service = Service()
@@ -310,7 +302,6 @@ async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_worker
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Workers) -> None:
     """A token belongs to one account and one e-mail and password; a new password does not use the old one's token."""
     service = Service()
@@ -323,7 +314,6 @@ async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Work
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Path) -> None:
     """The state of a login in one store does not leak into another, nor into the `LoginAuth` itself."""
     service, auth = Service(), LoginAuth(EMAIL, PASSWORD)
@@ -340,7 +330,6 @@ async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Pat
 # -- renewal -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_one_process_renews_ahead_of_the_end_while_the_others_go_on(virtual_workers: Workers) -> None:
     """Shortly before a token ends one process fetches the next, and no other call waits for it."""
     service = Service()
@@ -362,7 +351,6 @@ async def test_one_process_renews_ahead_of_the_end_while_the_others_go_on(virtua
     assert len(service.logins) == 2
 
 
-@pytest.mark.anyio
 async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
     virtual_workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -385,7 +373,6 @@ async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: Workers) -> None:
     """Four processes with a call a minute each log in as often as one would."""
     service = Service()
@@ -401,7 +388,6 @@ async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: W
 
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None:
     """Every process that finds the token refused gets the same new one, and none discards a newer one."""
     service = Service(delay=0.1)
@@ -417,7 +403,6 @@ async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None
     assert len(service.logins) == 2
 
 
-@pytest.mark.anyio
 async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_workers: Workers) -> None:
     """If the service refuses one new token after the other, the processes together do not log in again and again."""
     service = Service()
@@ -434,7 +419,6 @@ async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_wor
     assert await together(one, other) == ["token-3"] * 2
 
 
-@pytest.mark.anyio
 async def test_creates_of_short_lived_processes_cost_few_logins(virtual_workers: Workers) -> None:
     """A proxy that answers creates with a page under 401: a process for each create is not a login for each."""
     service, poller = Service(), virtual_workers(Service())
@@ -448,7 +432,6 @@ async def test_creates_of_short_lived_processes_cost_few_logins(virtual_workers:
     assert len(service.logins) == 2
 
 
-@pytest.mark.anyio
 async def test_processes_that_suspect_a_token_at_once_renew_it_once(virtual_workers: Workers) -> None:
     """None of them fails for it, and the one that comes last gets the others' new token."""
     service = Service()
@@ -463,7 +446,6 @@ async def test_processes_that_suspect_a_token_at_once_renew_it_once(virtual_work
     assert len(service.logins) == 2
 
 
-@pytest.mark.anyio
 async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,7 +472,6 @@ async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
 
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_refused_login_fails_all_processes_at_once(workers: Workers) -> None:
     """Processes with a wrong password learn it from the first of them: the service limits login attempts."""
     service = Service(*[refused()] * 10, delay=0.1)
@@ -500,7 +481,6 @@ async def test_a_refused_login_fails_all_processes_at_once(workers: Workers) -> 
     assert len(service.logins) == 1
 
 
-@pytest.mark.anyio
 async def test_refused_credentials_are_not_hammered_by_a_fleet(virtual_workers: Workers) -> None:
     """A wrong password, and calls of three processes for an hour: a handful of logins, at growing distances."""
     service = Service(*[refused()] * 1000)
@@ -514,7 +494,6 @@ async def test_refused_credentials_are_not_hammered_by_a_fleet(virtual_workers: 
     assert pauses == pytest.approx([10, 20, 40, 80, 160, 320], abs=6)
 
 
-@pytest.mark.anyio
 async def test_the_refusal_of_another_process_says_all_that_its_own_would(virtual_workers: Workers) -> None:
     """Code that looks at an error's class, code or status need not care which process met it."""
     service = Service(PermissionDenied("not today", status_code=403, code="insufficient_permissions"))
@@ -525,7 +504,6 @@ async def test_the_refusal_of_another_process_says_all_that_its_own_would(virtua
     assert "not today" in str(caught.value)
 
 
-@pytest.mark.anyio
 async def test_new_credentials_do_not_inherit_a_pause(virtual_workers: Workers) -> None:
     """The right password is not delayed by the failures of a wrong one."""
     service = Service(refused())
@@ -533,7 +511,6 @@ async def test_new_credentials_do_not_inherit_a_pause(virtual_workers: Workers) 
     assert await virtual_workers(service).token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_a_connection_that_fails_holds_back_its_own_process_only(virtual_workers: Workers) -> None:
     """A host without a network does not keep the others from logging in, and takes their token."""
     service = Service(ConnectionFailed("no route", outcome="not_sent"))
@@ -545,7 +522,6 @@ async def test_a_connection_that_fails_holds_back_its_own_process_only(virtual_w
     assert await cut_off.token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_a_connection_that_fails_ahead_of_time_is_tried_again_after_a_pause(virtual_workers: Workers) -> None:
     """While its token holds, a process without a network neither fails a call nor tries with every call."""
     service = Service()
@@ -562,7 +538,6 @@ async def test_a_connection_that_fails_ahead_of_time_is_tried_again_after_a_paus
     assert await worker.token() == "token-3"
 
 
-@pytest.mark.anyio
 async def test_a_login_without_a_usable_answer_begins_a_short_pause_for_all(virtual_workers: Workers) -> None:
     """The service may have counted it, so the next login waits; not for long."""
     service = Service(ServerError("away", status_code=503))
@@ -586,7 +561,6 @@ def away(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.database, "timed", fail)
 
 
-@pytest.mark.anyio
 async def test_without_a_database_a_token_in_memory_goes_on_to_its_end(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -607,7 +581,6 @@ async def test_without_a_database_a_token_in_memory_goes_on_to_its_end(
     assert await worker.token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_a_login_whose_token_cannot_be_stored_is_used_all_the_same(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,7 +598,6 @@ async def test_a_login_whose_token_cannot_be_stored_is_used_all_the_same(
     assert await worker.token() == "token-1"
 
 
-@pytest.mark.anyio
 async def test_a_refusal_that_cannot_be_stored_holds_back_its_own_process(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +616,6 @@ async def test_a_refusal_that_cannot_be_stored_holds_back_its_own_process(
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_database_that_cannot_be_reached_is_a_store_error() -> None:
     """Without a token the call raises the failure of the store, and no login is made."""
     service = Service()
@@ -653,7 +624,6 @@ async def test_a_database_that_cannot_be_reached_is_a_store_error() -> None:
     assert service.logins == []
 
 
-@pytest.mark.anyio
 async def test_after_the_host_was_started_anew_stored_times_are_not_believed(virtual_workers: Workers) -> None:
     """SQLite's times count from the host's start: neither a token nor a pause of an earlier one is used."""
     service = Service()
@@ -668,7 +638,6 @@ async def test_after_the_host_was_started_anew_stored_times_are_not_believed(vir
     assert await virtual_workers(service).token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_a_stored_end_is_bounded_by_the_wall_clock(virtual_workers: Workers) -> None:
     """After a reboot a stored time may happen to look sound; a token that ended by the calendar is not used."""
     service = Service()
@@ -676,7 +645,6 @@ async def test_a_stored_end_is_bounded_by_the_wall_clock(virtual_workers: Worker
     assert await virtual_workers(service, utcnow=lambda: NOON + timedelta(hours=2)).token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_a_clock_that_follows_the_event_loop_serves(virtual_workers: Workers) -> None:
     """The caller's clock is read in the event loop: another thread could not read that of virtual time."""
 
@@ -690,7 +658,6 @@ async def test_a_clock_that_follows_the_event_loop_serves(virtual_workers: Worke
     assert await second.token() == "token-2"
 
 
-@pytest.mark.anyio
 async def test_rows_of_credentials_long_gone_are_removed(virtual_workers: Workers) -> None:
     """Tokens of old passwords do not stay in the database."""
     service = Service()
@@ -718,7 +685,6 @@ def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> No
 
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it_did(store_url: str) -> None:
     """`kill -9` in the middle of a login leaves nothing behind that keeps the others from one of their own."""
@@ -759,7 +725,6 @@ async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("key", [KEY, KEY.encode(), Secret(KEY)])
 async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: Workers, key: Any) -> None:
     """A reader of the database or a backup finds neither the token nor the password, nor a way to guess it."""
@@ -771,7 +736,6 @@ async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: 
     assert TokenCipher("merchant").name(EMAIL, Secret(PASSWORD)) not in said
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("keyless_first", [True, False])
 async def test_a_process_without_the_key_leaves_no_token_in_clear_text_beside_others_with_it(
     virtual_workers: Workers, keyless_first: bool, caplog: pytest.LogCaptureFixture
@@ -794,7 +758,6 @@ async def test_a_process_without_the_key_leaves_no_token_in_clear_text_beside_ot
     assert "MOBILEMONEY_STORE_KEY" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_without_a_key_the_password_is_kept_no_more_than_with_one(virtual_workers: Workers) -> None:
     """The token lies in the database in clear text, as the documentation says; the password does not."""
     await virtual_workers(Service()).token()
@@ -805,7 +768,6 @@ async def test_without_a_key_the_password_is_kept_no_more_than_with_one(virtual_
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_a_wrong_key_finds_no_token_and_says_so(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     """A process with another key logs in by itself, breaks nothing of the others, and logs a warning once."""
     service = Service()
@@ -819,7 +781,6 @@ async def test_a_wrong_key_finds_no_token_and_says_so(workers: Workers, caplog: 
 
 
 @pytest.mark.costly("runs lines of database/encryption.py, sharing/login.py that no quick test runs")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "text", ["", "clear:token-9", "aesgcm:", "aesgcm:!", "aesgcm:AAAAAAAAAAAAAAAAAAAAAAAAAAAA", "ü"]
 )

@@ -15,8 +15,6 @@ from tests.contract import samples
 from tests.payments.second_world import BOTH, GRACE, HOUR, Order, World, make_world, number
 from tests.support.second_service import SecondService
 
-pytestmark = pytest.mark.anyio
-
 # JSON texts in place of a side field. Its name is that of a field of a transaction, or of a part of one.
 TEXTS = cycle(["null", '""', "[]", "{}", "17", "true", "1e999999999", '"\\ud800"', '"\\u0000"', '"x"', "[[]]", "-5.5"])
 FIELDS = ["reference", "network", "created_at", "external_id", "completed_at", "failed_at", "failure_reason"]

@@ -21,7 +21,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, make_world, on_asyncio
 from tests.support.scale import soak
 
-pytestmark = [pytest.mark.anyio, on_asyncio]
+pytestmark = on_asyncio
 
 MOST = 400  # statements of one call, however often it tries again
 KEY = "order-1"

@@ -35,7 +35,6 @@ async def pay(client: AsyncClient, key: str) -> str:
     return made.transaction_id
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.soak
 async def test_one_killed_server_concerns_its_own_accounts(
@@ -93,7 +92,6 @@ async def test_one_killed_server_concerns_its_own_accounts(
     assert made == [(account, amount) for account in ACCOUNTS for amount in ("1001", "1002")]
 
 
-@pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.stops

@@ -44,8 +44,6 @@ from tests.payments.second_world import (
 from tests.support.fakes import NOON
 from tests.support.second_service import ListBehaviour, Payment
 
-pytestmark = pytest.mark.anyio
-
 KIND = pytest.mark.parametrize("kind", KINDS)
 
 

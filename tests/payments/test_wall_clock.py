@@ -73,7 +73,6 @@ def client(service: Silent, store: SQLStore) -> AsyncClient:
     return AsyncClient("https://service.invalid/v1", auth="token", store=store, transport=service, rate_limiter=limiter)
 
 
-@pytest.mark.anyio
 @real
 @on_asyncio
 async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres_url: str) -> None:
@@ -99,7 +98,6 @@ async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @real
 @on_asyncio
 async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> None:
@@ -117,7 +115,6 @@ async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> N
         assert abs((record.sent_at - datetime.now(UTC)).total_seconds()) < PATIENCE
 
 
-@pytest.mark.anyio
 @real
 @on_asyncio
 async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) -> None:

@@ -44,8 +44,6 @@ from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService, dropped
 from tests.support.server import Request, Response, serve
 
-pytestmark = pytest.mark.anyio
-
 NUMBER = "+255681234567"
 
 

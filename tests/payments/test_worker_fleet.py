@@ -122,7 +122,6 @@ def unclaimed(connection: psycopg.Connection[Any], asked: dict[str, list[Sent]])
 
 
 @pytest.mark.soak
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.stops
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

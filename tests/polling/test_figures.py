@@ -19,7 +19,7 @@ from tests.support.paper import PaperService
 from tests.support.scale import soak
 from tests.support.shop import CUSTOMER, Ended, Figures, Order, Shop, Trade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.once, pytest.mark.soak]
+pytestmark = [pytest.mark.once, pytest.mark.soak]
 
 LOOPS = ("asyncio", "trio")
 

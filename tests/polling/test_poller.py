@@ -29,8 +29,6 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.arguments import wrong
 
-pytestmark = pytest.mark.anyio
-
 ORDINARY = "+255681234501"
 SUCCEEDS = "+255780000789"
 STUCK = "+255780000129"

@@ -29,8 +29,6 @@ from tests.support.arguments import wrong
 from tests.support.databases import sqlite_url
 from tests.support.fakes import connect, in_turn
 
-pytestmark = pytest.mark.anyio
-
 NUMBER = "+255680000001"
 
 Pick = Callable[[AsyncClient], Collections | Disbursements]

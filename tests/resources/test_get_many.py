@@ -20,8 +20,6 @@ from mobilemoney_async import (
 from tests.support.fakes import Sent, Step, connect, found, refusal
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 ONCE = RetryPolicy(max_attempts=1)
 
 

@@ -10,8 +10,6 @@ from mobilemoney_async import InvalidRequest, RateLimiter, TransactionNotFound
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices, ListOrder
 
-pytestmark = pytest.mark.anyio
-
 
 def fill(sandbox: Sandbox, count: int) -> list[str]:
     """Put payments of right now into the list."""

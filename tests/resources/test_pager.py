@@ -24,8 +24,6 @@ from tests.support.arguments import wrong
 from tests.support.fakes import Handler, Sent, Step, connect
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 ONCE = RetryPolicy(max_attempts=1)
 
 

@@ -20,8 +20,6 @@ from mobilemoney_async import (
 from tests.contract import samples
 from tests.support.fakes import connect, in_turn
 
-pytestmark = pytest.mark.anyio
-
 Act = Callable[[AsyncClient], Awaitable[Any]]
 NUMBER = "+255680000001"
 SECRET = "hunter2-hunter2"

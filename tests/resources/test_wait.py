@@ -24,8 +24,6 @@ from tests.contract import samples
 from tests.support.fakes import Handler, Hang, Sent, Step, connect, held, in_turn, refusal
 from tests.support.server import Response
 
-pytestmark = pytest.mark.anyio
-
 PENDING = samples.found()
 PAID = samples.found(status="SUCCESS")
 ONCE = RetryPolicy(max_attempts=1)

@@ -12,8 +12,6 @@ import respx
 from mobilemoney_async import AsyncClient, Secret, TransactionStatus, TransactionType, __version__
 from tests.contract import samples
 
-pytestmark = pytest.mark.anyio
-
 Act = Callable[[AsyncClient], Awaitable[Any]]
 
 HEADERS = {

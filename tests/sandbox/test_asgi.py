@@ -13,8 +13,6 @@ from mobilemoney_async.sandbox.messages import Request
 from mobilemoney_async.sandbox.server import CONNECTION, CannotDropError, target
 from tests.sandbox.service import ORDINARY, START
 
-pytestmark = pytest.mark.anyio
-
 Messages = list[dict[str, Any]]
 
 

@@ -14,7 +14,7 @@ from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 from tests.support.server import Close, NeverAnswer, Reply, Request, Response, Server, Trickle, serve
 
 # `Sandbox.serve` needs asyncio; its clock is virtual.
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)]
+pytestmark = [pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)]
 
 
 class Scene:

@@ -19,7 +19,6 @@ from tests.sandbox.service import ORDINARY, START, SUCCEEDS, Service
 from tests.support.scale import examples
 
 
-@pytest.mark.anyio
 async def test_the_services_time_runs_at_the_chosen_rate() -> None:
     """Rate 1 is normal, 20 is twenty times as fast, 0 is paused, and no change of the rate makes time jump."""
     sandbox = Sandbox(now=START)
@@ -51,7 +50,6 @@ def test_a_jump_is_a_number_of_seconds_ahead(seconds: float) -> None:
     assert sandbox.now == START
 
 
-@pytest.mark.anyio
 async def test_a_jump_is_the_same_at_every_rate() -> None:
     sandbox = Sandbox(now=START)
     for rate in (0, 20):
@@ -118,7 +116,6 @@ def test_a_pause_lasts_from_one_event_loop_to_the_next() -> None:
     assert run_virtual(read) >= first + 99.9
 
 
-@pytest.mark.anyio
 async def test_pending_payments_follow_it() -> None:
     """A payment stays open while the clock is paused, and ends early while it runs fast."""
     sandbox = Sandbox(now=START)
@@ -134,7 +131,6 @@ async def test_pending_payments_follow_it() -> None:
     assert payment.completed_at == START + timedelta(seconds=5)
 
 
-@pytest.mark.anyio
 async def test_lifetimes_follow_it() -> None:
     """A login token outlives any pause, and its hour is over early while the clock runs fast."""
     sandbox = Sandbox(now=START)
@@ -149,7 +145,6 @@ async def test_lifetimes_follow_it() -> None:
         assert (await client.get("/user-service/profile")).json()["error"] == "token_expired"
 
 
-@pytest.mark.anyio
 async def test_every_answer_shows_it() -> None:
     """The Date header, also of refusals and faults, follows the service's clock, as `created_at` does."""
     sandbox = Sandbox(now=START)
@@ -162,7 +157,6 @@ async def test_every_answer_shows_it() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, 0.01, 1000])
-@pytest.mark.anyio
 async def test_a_clients_own_limit_stays_right_whatever_the_clock_does(rate: float) -> None:
     """The request limit is counted by the time that a client measures too: none is rejected that kept to it."""
     sandbox = Sandbox(now=START)
@@ -196,7 +190,6 @@ def test_the_lock_after_refused_logins_lasts_as_long_as_it_says() -> None:
     assert service.login().status == 200
 
 
-@pytest.mark.anyio
 async def test_the_rest_of_the_limit_can_be_read() -> None:
     sandbox = Sandbox(now=START, speed=2)
     full = sandbox.rate_budget()

@@ -19,9 +19,6 @@ from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, o
 from tests.sandbox.service import ORDINARY, START, STUCK
 from tests.support.patience import until
 
-pytestmark = pytest.mark.anyio
-
-
 # Phones
 
 

@@ -6,8 +6,6 @@ from mobilemoney_async.sandbox import MAGIC_NUMBERS, PIN, Sandbox
 from tests.sandbox.page_user import WRITTEN, Elements, PageUser, only
 from tests.sandbox.service import ORDINARY
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_page_alone_shows_a_payment(user: PageUser, sandbox: Sandbox) -> None:
     """Without any program a customer is asked on the page, pays there, and the merchant has the money."""

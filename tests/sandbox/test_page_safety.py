@@ -16,8 +16,6 @@ from mobilemoney_async.sandbox.page.app import create_page, refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_foreign_texts_are_escaped(user: PageUser, sandbox: Sandbox) -> None:
     """A reference, a path or a URL is shown as text, and never becomes markup."""

@@ -16,8 +16,6 @@ from tests.sandbox.page_user import Elements, PageUser, Reader, ask
 from tests.sandbox.service import ORDINARY
 from tests.support.patience import until
 
-pytestmark = pytest.mark.anyio
-
 OTHER = "+255681000002"
 
 

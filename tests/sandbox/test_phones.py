@@ -11,8 +11,6 @@ from mobilemoney_async.sandbox import PIN, IllegalTransitionError, Phone, Sandbo
 from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN
 from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 
-pytestmark = pytest.mark.anyio
-
 OTHER = "+255681000002"
 
 

@@ -27,7 +27,6 @@ async def create(client: httpx.AsyncClient, path: str, phone_number: str = STUCK
     return str(answer.json()["transaction_id"])
 
 
-@pytest.mark.anyio
 async def test_a_payment_in_virtual_time() -> None:
     """`created_at` and the final state follow the event loop's clock."""
     sandbox = Sandbox(now=START)
@@ -46,7 +45,6 @@ async def test_a_payment_in_virtual_time() -> None:
     assert [entry.endpoint for entry in sandbox.requests] == ["c2b", "profile", "transaction"]
 
 
-@pytest.mark.anyio
 async def test_a_person_can_decide() -> None:
     sandbox = Sandbox(now=START, balance="1500.50", choices=Choices(rate_limit=None))
     async with http(sandbox) as client:
@@ -68,7 +66,6 @@ async def test_a_person_can_decide() -> None:
         sandbox.approve("txn_unknown")
 
 
-@pytest.mark.anyio
 async def test_a_disbursement_cannot_expire() -> None:
     sandbox = Sandbox()
     async with http(sandbox) as client:
@@ -77,7 +74,6 @@ async def test_a_disbursement_cannot_expire() -> None:
         sandbox.expire(transaction_id)
 
 
-@pytest.mark.anyio
 async def test_secrets_can_be_read_where_a_person_would() -> None:
     sandbox = Sandbox()
     async with http(sandbox) as client:
@@ -95,7 +91,6 @@ async def test_secrets_can_be_read_where_a_person_would() -> None:
     assert sandbox.password == "another"
 
 
-@pytest.mark.anyio
 async def test_accounts_and_tokens_of_a_test() -> None:
     sandbox = Sandbox()
     other = sandbox.add_account("other@example.com")
@@ -184,7 +179,6 @@ def test_importing_the_sandbox_needs_no_extra(monkeypatch: pytest.MonkeyPatch, m
         run_virtual(serve)
 
 
-@pytest.mark.anyio
 async def test_options_of_its_client_take_precedence() -> None:
     sandbox = Sandbox()
     from mobilemoney_async import LoginAuth, RateLimiter

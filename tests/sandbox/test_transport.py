@@ -10,8 +10,6 @@ from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.faults import Fault
 from tests.sandbox.service import START, STUCK
 
-pytestmark = pytest.mark.anyio
-
 BODY = {"phone_number": STUCK, "amount": "1"}
 
 
