@@ -12,8 +12,6 @@ of the changed statement: first those that noticed another mutant of its functio
 notices a mutant must pass without one. Other arguments are pytest's, for both runs: `-- --sample 15 tests/payments`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -1,7 +1,5 @@
 """What a newcomer types first works, or is answered with the right name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Secrets in foreign texts, by their shape; and the causes of errors, which stay."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A service that cannot be reached: the error says why and where, on every transport, and nothing was sent."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

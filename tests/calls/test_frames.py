@@ -3,8 +3,6 @@
 Whichever way a call is left, and whatever library sends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tracebacks in logs: no text of an answer, no secret, no terminal sequence, whatever library sends the request."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Sentences of `mobilemoney watch` and of the dashboard: each is said where it is true, and only there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta

@@ -5,8 +5,6 @@ cursor in a table of its own, in the transaction of its books; two share the nam
 once the readers have every change, and leaves the tables `books` and `handled` to the test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

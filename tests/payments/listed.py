@@ -1,7 +1,5 @@
 """Searches, rows and listings of the transaction list, for tests of the evidence in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from decimal import Decimal

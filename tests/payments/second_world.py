@@ -4,8 +4,6 @@ The laws are read off the service's own log, by the merchant's key that each cre
 and that no answer shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta

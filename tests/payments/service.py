@@ -3,8 +3,6 @@
 The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so that tests run in virtual time.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Rows of the store, made past its own code."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from typing import Any
 

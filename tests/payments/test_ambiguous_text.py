@@ -1,7 +1,5 @@
 """Texts that somebody may read otherwise: amounts, separators and keys are refused, everywhere alike."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from pathlib import Path
 from typing import Any

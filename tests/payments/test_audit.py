@@ -1,7 +1,5 @@
 """The audit: what differs between the store and the service, in words."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

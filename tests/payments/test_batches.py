@@ -1,7 +1,5 @@
 """Work that is done in batches: nothing is lost or done twice at the edges, where there are n things or n + 1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """asyncio's own `Task.cancel()`, of which a program that ends may get several: no shield of anyio's stops it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The feed of changes: in order, nothing skipped, resumed where a consumer was done."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Transactions that PostgreSQL ends because of another are run again, and histories keep their order."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from typing import Any

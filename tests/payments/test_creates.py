@@ -1,7 +1,5 @@
 """Creates under a key: recorded before they are sent, never repeated, and never lost."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing

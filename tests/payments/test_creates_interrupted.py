@@ -1,7 +1,5 @@
 """Creates that are cancelled, too slow, or left by their database: at every stage the record says the truth."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress

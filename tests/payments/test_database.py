@@ -1,7 +1,5 @@
 """The database behind the store: which are taken, how they are used, and that their errors tell no secrets."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """The dispatcher of queued payments: its pace, its pauses, its lease, its figures, and its end."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Evidence in listings and acknowledgements, by the laws that keep payments from being called absent or ours."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

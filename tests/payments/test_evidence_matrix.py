@@ -5,8 +5,6 @@ the contract allows may behave. Both are gone through with collections and disbu
 `resend_absent_collections` on and off. The laws are those of `second_world`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial

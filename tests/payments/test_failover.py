@@ -1,7 +1,5 @@
 """PostgreSQL fails over, or stands behind a pooler: sessions are replaced, and no process has to restart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The feed with many processes that are killed at random."""
 
-from __future__ import annotations
-
 import subprocess
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Readers of the feed in detail: where they begin and end, what `done` and `failed` count for, who has the place."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any

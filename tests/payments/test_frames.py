@@ -1,7 +1,5 @@
 """Frames of the errors of creates with a store: their locals hold no phone number, no note and no token."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Writes of several tasks in one transaction: each as if it were alone, at the cost of one commit."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

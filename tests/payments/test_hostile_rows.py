@@ -1,7 +1,5 @@
 """Rows and acknowledgements twisted in any field, at random: no state is believed against the truth, nothing stalls."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -2,8 +2,6 @@
 of the two would leave: so no lock can be dropped unnoticed.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """One at a time, by name."""
 
-from __future__ import annotations
-
 import threading
 
 import anyio

@@ -1,7 +1,5 @@
 """Answers that come after their key was released and sent again: they decide nothing about the next attempt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """What it costs in list requests to find out about payments: little, and no more with time, size or processes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from contextlib import AsyncExitStack

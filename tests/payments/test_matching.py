@@ -1,7 +1,5 @@
 """Matching of payments and transactions, by the laws that keep money from going astray."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

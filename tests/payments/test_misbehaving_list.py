@@ -6,8 +6,6 @@ moods it treats rows by their time, their type, or all alike: no list of which i
 told from one that does not have it. Operators may be wrong here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """The next step for people: it fits the reason, says when, and has the whole command line."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

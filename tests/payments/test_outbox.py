@@ -1,7 +1,5 @@
 """Payments that are recorded in the merchant's own transaction, and sent by a dispatcher: once, or never."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """The connections that merchants have: each takes a payment into its own transaction, or says why not."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The overview of a store: right figures, from reads alone, each by an index."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

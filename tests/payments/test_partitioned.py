@@ -4,8 +4,6 @@ A selection of the other tests, on such tables. `nox -s soak` runs all tests of 
 """
 # ruff: noqa: F401 (imported tests)
 
-from __future__ import annotations
-
 import anyio.to_thread
 import pytest
 import sqlalchemy as sa

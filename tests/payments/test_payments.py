@@ -1,7 +1,5 @@
 """Results and refusals of `client.payments`."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

@@ -1,7 +1,5 @@
 """Payouts that a second person approves: nothing before, each once after."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

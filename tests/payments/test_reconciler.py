@@ -1,7 +1,5 @@
 """Reconciliation of unknown payments: nothing wrong is adopted, and nothing that exists is called absent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext

@@ -1,7 +1,5 @@
 """State machine of payments: every state and every event, and the cases in which money may be sent again."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import product

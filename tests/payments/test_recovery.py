@@ -1,7 +1,5 @@
 """Stores that are behind their service, and accounts that are bound to their merchant; see also the unclaimed ones."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

@@ -1,7 +1,5 @@
 """Stores behind a service that lags, has another clock or is away; processes that live on; other merchants' lists."""
 
-from __future__ import annotations
-
 import sqlite3
 import traceback
 import uuid

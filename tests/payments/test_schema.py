@@ -1,7 +1,5 @@
 """The tables: made once, as a whole, and used by no release that does not know their version."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

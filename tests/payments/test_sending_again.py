@@ -1,7 +1,5 @@
 """A key that was sent is sent again only after a look, and the look must show what the last decision calls for."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A side field of an answer that cannot be read changes nothing of a payment: it is followed, found and compared."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from itertools import cycle

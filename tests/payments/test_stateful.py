@@ -5,8 +5,6 @@ assumptions of the store hold here too: no other system pays for the same mercha
 the service has processed and listed a request within the grace period, and confirmations are true.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

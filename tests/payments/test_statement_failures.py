@@ -1,7 +1,5 @@
 """The database fails at any one statement: no payment is made twice, no call goes on for ever, errors are clear."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator

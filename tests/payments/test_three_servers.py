@@ -1,7 +1,5 @@
 """Accounts in three databases, on three PostgreSQL servers of which one is killed."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from collections.abc import Iterator

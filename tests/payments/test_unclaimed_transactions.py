@@ -1,7 +1,5 @@
 """Transactions that no payment claims: payments made twice, and those of other systems."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from datetime import timedelta

@@ -4,8 +4,6 @@ Judged at the end: the database notes each host of an account, and the service e
 arrives late, so that what counts is when it was sent.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import os

@@ -1,7 +1,5 @@
 """What a crash reporter sends of an error: the locals of all frames, of its causes and contexts too."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType

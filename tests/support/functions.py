@@ -1,7 +1,5 @@
 """Functions and methods of a module, by name."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ its own. A line costs once for each test: `sys.monitoring` does not report it ag
 starts are not seen.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import defaultdict

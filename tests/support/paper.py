@@ -4,8 +4,6 @@ Nothing waits and nothing is sent: time is a number, so that the planner can mee
 out of order, or shows old states.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

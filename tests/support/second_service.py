@@ -4,8 +4,6 @@ It shares no code with the package, nor with the sandbox. Each point that the co
 the answer to a create, and the order, freshness, range and spelling of the list. The defaults are harmless.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ The service is the sandbox: it enforces the strictest reading of the limit, paym
 50 ms. Strangers are payments of others in the same list.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

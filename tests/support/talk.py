@@ -1,7 +1,5 @@
 """Programs that talk with a test by lines, on their standard input and output."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

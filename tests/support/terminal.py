@@ -1,7 +1,5 @@
 """A program on a terminal of its own, as a person sees and answers it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

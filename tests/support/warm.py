@@ -7,8 +7,6 @@ code. It is for tests whose subject is neither the start of a program nor what i
     python -c "from tests.support.warm import main; exec(*main())" DESCRIPTOR MODULE …
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

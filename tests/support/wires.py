@@ -3,8 +3,6 @@
 `nox -s httpx2`, or MOBILEMONEY_TESTS_WIRE=httpx2.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
