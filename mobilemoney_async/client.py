@@ -38,7 +38,7 @@ from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import hide, refuse, require_seconds
+from mobilemoney_async.values import hide, refuse, require_integer, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
@@ -365,22 +365,27 @@ class AsyncClient:
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )
 
-    def dispatcher(self, *, per_minute: float = 45.0) -> Dispatcher:
+    def dispatcher(self, *, per_minute: float = 45.0, pause_after: int | None = 20) -> Dispatcher:
         """Return a dispatcher, which sends the payments that are queued: see `SQLStore.enqueue`.
 
         ``async with client.dispatcher() as dispatcher: ...`` in any number of processes. One of them sends, and another
         goes on within seconds where that one dies. Payments with a higher priority come first, then older ones, behind
-        the creates of your program. A refused or unknown payment does not stop the others: only twenty equal refusals
-        in a row do, until ``resume()``, and after five unknown results in a row it sends one at a time, with pauses.
+        the creates of your program. A refused or unknown payment does not stop the others. Twenty payments of a type in
+        a row that end for the same reason without money moving do, in all processes, until ``resume()``; after five
+        unknown results in a row it sends one at a time, with pauses.
 
         Args:
             per_minute: Payments a minute at most, more than 0 and no more than the rate limit. What is left of that
                 serves your program's own calls and the poller.
+            pause_after: So many equal ends without money moving, refusals or final states such as an empty float's,
+                pause it; None for never.
 
         Raises:
             InvalidRequest: An argument is invalid, or the client has no store.
         """
         pace = require_seconds("per_minute", per_minute)
+        if pause_after is not None:
+            require_integer("pause_after", pause_after, 1)
         limit = getattr(self._pipeline.limiter, "per_minute", math.inf)  # of a caller's own limiter, perhaps not known
         if pace > limit:
             raise refuse("per_minute", f"at most {limit:g}, the rate limit", per_minute)
@@ -390,7 +395,7 @@ class AsyncClient:
             raise refuse("store", "given to AsyncClient: only a store has queued payments")
         from mobilemoney_async.payments.dispatcher import Dispatcher
 
-        return Dispatcher(self._store, self._pipeline, creates, pace)
+        return Dispatcher(self._store, self._pipeline, creates, pace, pause_after)
 
     async def aclose(self) -> None:
         """Close the client and its own connections; calls made afterwards raise `InvalidRequest`.

@@ -212,8 +212,8 @@ class PaymentGivenUp:
 class DispatcherPaused:
     """Dispatcher that has paused by itself.
 
-    After many equal refusals it goes on after ``resume()``. Where nothing can be sent, and after several unknown
-    results in a row, it tries again after a while.
+    After many equal ends without money moving, the whole account goes on after ``resume()``. Where nothing can be
+    sent, and after several unknown results in a row, it tries again after a while.
 
     Attributes:
         reason: The reason.

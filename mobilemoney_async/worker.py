@@ -21,7 +21,7 @@ from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import service_address
-from mobilemoney_async.payments.dispatcher import Dispatcher, pause_of, until_answered
+from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.claims import Claim, Claims
@@ -60,7 +60,6 @@ class Worker(anyio.AsyncContextManagerMixin):
         self._starts = anyio.CapacityLimiter(_AT_ONCE)
         self._given_back: set[str] = set()
         self._dispatchers: dict[str, Dispatcher] = {}
-        self._paused: dict[str, str] = {}  # why, of dispatchers that had nothing left to send
         self._is_closing = self._is_looking = False
         self._ended = anyio.Event()
         self._renewing: anyio.CancelScope | None = None  # while it is open
@@ -74,7 +73,7 @@ class Worker(anyio.AsyncContextManagerMixin):
     def dispatcher(self, account: str) -> Dispatcher | None:
         """Return the dispatcher of an account, such as to `resume` it; None if none runs on this host.
 
-        One runs while something is queued. One that has paused begins again paused.
+        One runs while something is queued. A pause is kept in the store, for all hosts.
         """
         return self._dispatchers.get(account)
 
@@ -123,7 +122,9 @@ class Worker(anyio.AsyncContextManagerMixin):
         renewal = await self._claims.renew(given_back=given_back, most=most)
         self._given_back -= given_back
         if renewal.lost:
-            logger.warning("other hosts serve %d accounts of this one by now: it was away", len(renewal.lost))
+            said = "other hosts serve %d accounts of this one by now: it was away"
+            said = said if renewal.has_rivals else "the claims to %d accounts have ended: this host was away"
+            logger.warning(said, len(renewal.lost))
         for claim in renewal.lost:
             if claim.account in self._served:
                 self._served[claim.account].cancel()
@@ -209,15 +210,11 @@ class Worker(anyio.AsyncContextManagerMixin):
     async def _dispatch(self, client: AsyncClient, claim: Claim) -> None:
         async with client.dispatcher() as dispatcher:
             self._dispatchers[claim.account] = dispatcher
-            if (reason := self._paused.pop(claim.account, None)) is not None:
-                dispatcher.pause(reason)
             try:
                 await claim.is_done(Work.DISPATCH, linger=_DISPATCH_LINGER)
                 await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]
-                if (reason := pause_of(dispatcher)) is not None:
-                    self._paused[claim.account] = reason
 
 
 async def end(worker: Worker) -> None:

@@ -259,7 +259,9 @@ def warnings(found: Overview) -> Iterator[str]:
     """Yield what an operator has to change so that payments go on."""
     if found.pending and not found.has_poller:
         yield "no process follows the pending payments"
-    if found.queued and not found.has_dispatcher:
+    if found.paused is not None:
+        yield f"nothing is sent from the queue: {found.paused}"
+    elif found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
     if found.is_stopped:
         yield "new payments may wait: the store has to be compared with its service first"

@@ -58,6 +58,7 @@ _COLUMNS = "The file's own names of our columns: phone_number=Namba,amount=Kiasi
 Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME=THEIRS,…", help=_COLUMNS)]
 _SEND = "Send what is queued in this account now, and follow the payouts, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
+Resume = Annotated[bool, typer.Option("--resume", help="With --send: go on, though the queue is paused.")]
 # Seconds between two looks at the progress, and between two lines of it where there is no terminal.
 _LOOK, _LINES = 1.0, 60.0
 # Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
@@ -179,13 +180,17 @@ def cancel(*, id: Id, by: By, as_json: AsJSON = False, service: Service) -> None
 
 @add_command(payouts_app, "status")
 @with_service()
-def status(*, id: OptionalId = None, send: Send = False, as_json: AsJSON = False, service: Service) -> None:
+def status(
+    *, id: OptionalId = None, send: Send = False, resume: Resume = False, as_json: AsJSON = False, service: Service
+) -> None:
     """Show the latest batches, or one with the states of its payouts.
 
     With --send it sends those that are queued, and follows all until none is open. It may be killed, and run again.
     """
     if id is None and send:
         raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
+    if resume and not send:
+        raise typer.BadParameter("--resume goes with --send", param_hint="--resume")
     if id is None:
         found = _run(lambda payouts: payouts.list(), service)
         if as_json:
@@ -199,7 +204,7 @@ def status(*, id: OptionalId = None, send: Send = False, as_json: AsJSON = False
         settings = require_service(service.settings())
         batch = _run(lambda payouts: payouts.get(id), service)
         confirm_money(settings, f"{batch.states.get('QUEUED', 0):,} queued payouts")
-        _send(id, service, as_json=as_json)
+        _send(id, service, as_json=as_json, resume=resume)
     else:
         _print(_run(lambda payouts: payouts.get(id), service), as_json=as_json)
 
@@ -242,7 +247,7 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     return run_with_account("payouts", with_store, find_store(service), makes_file=makes_file)
 
 
-def _send(id: str, service: Service, *, as_json: bool) -> None:
+def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
     async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
@@ -250,6 +255,8 @@ def _send(id: str, service: Service, *, as_json: bool) -> None:
 
         with _progress() as show:
             async with Backend(client) as backend:
+                if resume:
+                    backend.dispatcher.resume()
                 last, changed_at = (dict[str, int](), -1), anyio.current_time()
                 while True:
                     batch, stats = await client.payouts.get(id), backend.dispatcher.stats
@@ -266,10 +273,15 @@ def _send(id: str, service: Service, *, as_json: bool) -> None:
 
     batch, paused = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
-    words = _count(batch)
     if paused is not None and _open(batch):
-        say("payouts", f"stopped: {paused}; {next(iter(left()))}")
+        say("payouts", f"stopped: {paused}; {next(iter(left()))} --resume")
         raise typer.Exit(ExitCode.NOT_FINAL)
+    _require_paid(batch)
+
+
+def _require_paid(batch: PayoutBatch) -> None:
+    """Exit with the code of a batch that is not paid as a whole."""
+    words = _count(batch)
     if words.get("unknown"):
         say("payouts", "some results are unknown: do not pay them in another way; see mobilemoney payments list")
         raise typer.Exit(ExitCode.UNRESOLVED)

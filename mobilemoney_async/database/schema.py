@@ -89,6 +89,8 @@ payments: sa.Table = sa.Table(
     *_columns(sa.Text, "candidates", "error", "external_id"),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
+    # Of a refusal: the service's code, or the HTTP status.
+    sa.Column("code", sa.Text),
     # Why it is open, and what that is about; the last complete listing that did not show it, and whether that showed
     # the payments around it; the time before which no other listing is worth its requests.
     *_columns(sa.Text, "cause", "about"),
@@ -239,6 +241,9 @@ accounts: sa.Table = sa.Table(
     *_columns(UTCDateTime, "first_record_at", "checked_at", "doubted_at", "known_until", "gap_at"),
     sa.Column("stopped", sa.Text),
     sa.Column("timeline", sa.Integer),
+    # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
+    sa.Column("paused", sa.Text),
+    *_columns(UTCDateTime, "paused_until", "resumed_at"),
     *_columns(sa.Text, "note", "number_key", "feed_epoch"),
     *_columns(
         sa.BigInteger, "feed_last", "feed_pruned", "feed_prunings", nullable=False, default=0, server_default="0"

@@ -156,10 +156,11 @@ class RecordedAttempts:
         self.outcome = outcome
         detail = "cancelled" if error is None else str(error)
         is_certain = isinstance(error, APIError) and error.is_certain
+        code = (error.code or f"HTTP {error.status_code}") if isinstance(error, APIError) else None
         is_unmade = outcome == "not_sent" or (is_certain and isinstance(error, REFUSED_FOR_ALL))
         event = PaymentEvent.PUT_BACK if self.is_queued and is_unmade else _EVENTS[outcome]
         try:
-            await self._save(event, detail=detail, is_certain=is_certain)
+            await self._save(event, detail=detail, is_certain=is_certain, code=code)
         except StoreError as exc:
             logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
@@ -40,7 +39,18 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import Counted, Queued, count_queued, next_queued, postpone, withdraw_late
+from mobilemoney_async.payments.outbox import (
+    Counted,
+    Pause,
+    Queued,
+    count_queued,
+    equal_ends,
+    find_pause,
+    next_queued,
+    postpone,
+    save_pause,
+    withdraw_late,
+)
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import require_text
@@ -55,15 +65,14 @@ _CLAIMED = 60.0
 _PATIENCE, _DRAIN = 10.0, 10.0
 # Payments that are being sent at once at most: answers may take long.
 _IN_FLIGHT = 20
-# Equal refusals in a row after which the dispatcher pauses, since the next one will be refused, too.
-_REFUSALS = 20
+# How long an equal end counts for the next payment.
+_RECENT = timedelta(days=1)
 # Unknown results in a row after which payments of the type wait: those that are still queued cost nobody a decision.
 _UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
 _OWN_PAUSE = 30.0
 # Seconds for which no payment of a type is tried after one that could not be sent.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
-_DIGITS = re.compile("[0-9]+")
 _NAME = "dispatcher"
 
 
@@ -85,8 +94,8 @@ class DispatcherStats(Data):
         sent: The payments that this dispatcher has sent, whatever their results.
         finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
             another process dispatches.
-        paused: Why it is paused, or None. It goes on by itself after what could not be sent, not after `pause` or many
-            equal refusals.
+        paused: Why nothing is sent, whichever process has paused, or None. After what could not be sent, and unknown
+            results, it goes on by itself; after `pause`, and many equal ends without money moving, when one resumes.
     """
 
     queued: int = 0
@@ -101,8 +110,16 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     Any number of processes may run one. Leaving the block waits for the answers to what was sent, ten seconds at most.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, creates: IdempotentCreates, per_minute: float) -> None:
+    def __init__(
+        self,
+        store: AccountStore,
+        pipeline: Pipeline,
+        creates: IdempotentCreates,
+        per_minute: float,
+        pause_after: int | None,
+    ) -> None:
         self._store = store
+        self._pause_after = pause_after
         self._utcnow = pipeline.utcnow
         self._on_event = pipeline.on_event
         self._wire = pipeline.wire
@@ -118,9 +135,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._changed = anyio.Event()
         self._queued = self._sent = 0
         self._latest: datetime | None = None
-        self._paused: str | None = None
+        self._pause = Pause()  # as the store has it
+        self._order: Pause | None = None  # of this program, which the store does not have yet
+        self._is_closed = False
         self._obstacles: dict[TransactionType, _Obstacle] = {}
-        self._last_refusal, self._refusals, self._unknown = "", 0, 0
+        self._unknown = 0
         self._whose = "" if store.account == "default" else f" of account {store.account!r}"  # for the log
 
     @asynccontextmanager
@@ -137,7 +156,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
                 failure = exc
             finally:
-                self._paused = "the dispatcher is closed"
+                self._is_closed = True
                 await shielded(partial(self._end, tasks))
         if failure is not None:
             raise failure
@@ -152,6 +171,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 scope.cancel()
             tasks.cancel_scope.cancel()
         with anyio.move_on_after(_LEASE), suppress(StoreError):
+            await self._save_order()
             await self._hold(None)
 
     @property
@@ -159,20 +179,39 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """State of the dispatcher now."""
         obstacles = [each.reason for each in self._obstacles.values()]
         paused, finishes_at = self._paused or next(iter(obstacles), None), None
+        if paused is None and self._pause.until is not None and self._utcnow() < self._pause.until:
+            paused = self._pause.reason  # another process could not send
         if paused is None and self._leased_until > anyio.current_time():
             now = self._utcnow()
             finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
         return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=paused)
 
     def pause(self, reason: str = "the program has paused it") -> None:
-        """Send nothing from now on; what is being sent goes on. Another process may still dispatch."""
-        self._paused = require_text("reason", reason)
+        """Send nothing from now on, in any process of the account, until `resume`; what is being sent goes on."""
+        self._order = Pause(require_text("reason", reason))
+        self._stir()
 
     def resume(self) -> None:
-        """Go on after `pause`, or after the dispatcher has paused by itself."""
-        self._paused, self._refusals, self._unknown, self._next_at = None, 0, 0, -math.inf
+        """Go on after `pause`, or after a dispatcher has paused by itself, in this process or another one."""
+        self._order, self._unknown, self._next_at = Pause(resumed_at=self._utcnow()), 0, -math.inf
         self._obstacles.clear()
         self._stir()
+
+    @property
+    def _paused(self) -> str | None:
+        """Why nothing is sent until `resume`."""
+        if self._is_closed:
+            return "the dispatcher is closed"
+        pause = self._pause if self._order is None else self._order
+        return pause.reason if pause.lasts else None
+
+    async def _save_order(self) -> None:
+        """Let the store have what the program has ordered last."""
+        if (order := self._order) is not None:
+            await self._store.write(lambda journal: save_pause(journal, order), joins="")
+            self._pause = order
+            if self._order is order:
+                self._order = None
 
     def __repr__(self) -> str:
         return f"<Dispatcher: {self._queued} queued, {self._sent} sent>"
@@ -192,11 +231,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Send the next payment if it is time, and return the seconds until the next step."""
         if self._claim is not None:
             self._claim.require()
-        # After many refusals it keeps the lease, since another process would let as many be refused.
-        is_refused = self._refusals >= _REFUSALS
-        if (self._paused is not None and not is_refused) or not await self._is_holder() or is_refused:
+        await self._save_order()
+        if self._paused is not None or not await self._is_holder():
             await self._look(())
-            return _WAIT
+            return _LOOK if self._order is not None else _WAIT
         now = anyio.current_time()
         if now < self._next_at or len(self._sending) >= (1 if self._unknown >= _UNKNOWN else _IN_FLIGHT):
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
@@ -214,14 +252,32 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         # One of a kind that is being sent would only wait for it.
         kinds = [(str(each.type), each.phone_number, f"{each.amount:f}") for each, _ in self._sending.values()]
 
-        def look(journal: Journal) -> tuple[Counted, Queued | None]:
-            counted = count_queued(journal)
-            return counted, next_queued(journal, at, types=types, kinds=kinds) if counted[0] and types else None
+        def look(journal: Journal) -> tuple[Counted, Pause, Queued | None, str | None]:
+            counted, pause, found, ends = count_queued(journal), find_pause(journal), None, None
+            if counted[0] and types and not pause.lasts:
+                found = next_queued(journal, at, types=types, kinds=kinds)
+            if found is not None and self._pause_after is not None:
+                since = max(at - _RECENT, pause.resumed_at or at - _RECENT)
+                ends = equal_ends(journal, found[0].type, self._pause_after, since=since)
+            return counted, pause, found, ends
 
-        (self._queued, self._latest, earliest), found = await self._store.read(look, joins=_NAME)
+        (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, joins=_NAME)
+        if self._order is None:  # else the program has decided meanwhile
+            self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
             _warn_late(await self._store.decide(withdraw_late, self._utcnow))
         return found
+
+    def _take(self, pause: Pause, ends: str | None) -> None:
+        """Obey the pause of the store; where the last payments have ended alike, pause, loudly."""
+        if pause.lasts and not self._pause.lasts:
+            logger.warning("the dispatcher%s is paused: %s", self._whose, pause.reason)
+        self._pause = pause
+        if ends is not None:
+            self.pause(f"{ends}; no money moved")
+            emit(self._on_event, DispatcherPaused(reason=self._paused or ends))
+            said = "the dispatcher%s has paused: %s; call resume() once the reason is gone"
+            logger.error(said, self._whose, self._paused)
 
     def _is_blocked(self, kind: TransactionType, now: float) -> bool:
         return kind in self._obstacles and now < self._obstacles[kind].until
@@ -270,8 +326,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if scope.cancelled_caught:
                 return
             self._sent += 1
-            self._refusals = self._unknown = 0
-            self._obstacles.pop(record.type, None)
+            self._unknown = 0
+            await self._unblock(record.type)
         except MobileMoneyError as exc:
             await self._failed(record, exc)
         finally:
@@ -286,12 +342,12 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             logger.warning("queued payment %r%s has an unknown result: %s", record.key, self._whose, error)
             if self._unknown >= _UNKNOWN:
                 self._block(record.type, f"{self._unknown} results in a row are unknown: {error}")
+                await self._show()
         elif isinstance(error, APIError) and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL)):
             self._sent += 1
             self._unknown = 0
             logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
-            self._obstacles.pop(record.type, None)
-            self._count_refusal(error)
+            await self._unblock(record.type)
         elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
             await self._put_off(record, error)
 
@@ -307,15 +363,18 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
         try:
             late, waiting = await self._store.decide(put_off, self._utcnow)
+            is_written = True
             _warn_late(late)
             if waiting is not None:
                 logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
             else:
                 return  # it was taken out of the queue, or sent by someone else
         except StoreError:
-            is_own = False
+            is_own = is_written = False
         if not is_own:
             self._block(record.type, error)
+            if is_written:
+                await self._show()
 
     def _next_pause(self, kind: TransactionType) -> float:
         known = self._obstacles.get(kind)
@@ -336,26 +395,24 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if is_first:
             emit(self._on_event, DispatcherPaused(reason=str(reason)))
 
-    def _count_refusal(self, error: APIError) -> None:
-        """Pause after many equal refusals, such as those for an empty float: the next one would be refused, too."""
-        # Their texts may name the payment.
-        refusal = error.code or _DIGITS.sub("", str(error))
-        self._refusals = self._refusals + 1 if refusal == self._last_refusal else 1
-        self._last_refusal = refusal
-        if self._refusals >= _REFUSALS and self._paused is None:
-            self._paused = f"{_REFUSALS} payments in a row were refused: {error}"
-            emit(self._on_event, DispatcherPaused(reason=self._paused))
-            said = "the dispatcher%s has paused: %s; call resume() once the reason is gone"
-            logger.error(said, self._whose, self._paused)
+    async def _unblock(self, kind: TransactionType) -> None:
+        if self._obstacles.pop(kind, None) is not None:
+            await self._show()
+
+    async def _show(self) -> None:
+        """Let other processes show why nothing is sent for a while."""
+        pause, now = Pause(), anyio.current_time()
+        for each in self._obstacles.values():
+            pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
+        try:
+            await self._store.write(lambda journal: save_pause(journal, pause), joins="")
+            self._pause = self._pause if self._pause.lasts else pause
+        except StoreError as exc:
+            warn_of_store("other dispatchers do not show this one's pause", exc)
 
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def pause_of(dispatcher: Dispatcher) -> str | None:
-    """Return why a dispatcher sends nothing until `resume`."""
-    return dispatcher._paused
 
 
 async def until_answered(dispatcher: Dispatcher) -> None:

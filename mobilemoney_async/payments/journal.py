@@ -159,6 +159,7 @@ class JournalEntry:
         detail: For the history.
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
         is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
+        code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
         candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
         reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
     """
@@ -171,6 +172,7 @@ class JournalEntry:
     detail: str | None = attrs.field(default=None, kw_only=True)
     acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
     is_certain: bool | None = attrs.field(default=None, kw_only=True)
+    code: str | None = attrs.field(default=None, kw_only=True)
     candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     reason: Reason | None = attrs.field(default=None, kw_only=True)
 
@@ -609,6 +611,7 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
         values["error"] = entry.detail and shorten(entry.detail)
     if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps what is known of its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
+        values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
         # A listing that began before the request ended proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}

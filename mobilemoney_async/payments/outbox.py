@@ -17,17 +17,28 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import Fields, encode
-from mobilemoney_async.contract.states import TransactionType, require_type
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
+    accounts,
     history,
     insert_missing,
+    lock_row,
     payments,
     require_known,
 )
+from mobilemoney_async.database.serialization import load
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.journal import Journal, JournalEntry, reason_columns, request_columns, to_record
+from mobilemoney_async.payments.journal import (
+    Journal,
+    JournalEntry,
+    reason_columns,
+    request_columns,
+    shorten,
+    to_record,
+)
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
@@ -42,6 +53,8 @@ from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
+# Payments that were sent last, among which those are looked for that have ended.
+_MOST_LATEST = 500
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
@@ -286,6 +299,76 @@ def next_queued(
     values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
     row = journal.connection.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
     return None if row is None else (to_record(row), row.extra)
+
+
+@attrs.frozen
+class Pause:
+    """Pause of an account's dispatchers.
+
+    Attributes:
+        reason: The reason; None if there is no pause.
+        until: The end of one that ends by itself; others end when someone resumes.
+        resumed_at: The time at which someone did so last.
+    """
+
+    reason: str | None = None
+    until: datetime | None = None
+    resumed_at: datetime | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether nothing is sent until someone resumes."""
+        return self.reason is not None and self.until is None
+
+
+def find_pause(journal: Journal) -> Pause:
+    """Return the pause of the account's dispatchers."""
+    columns = accounts.c
+    row = journal.connection.execute(
+        sa.select(columns.paused, columns.paused_until, columns.resumed_at).where(columns.account == journal.account)
+    ).one_or_none()
+    return Pause() if row is None else Pause(*row)
+
+
+def save_pause(journal: Journal, pause: Pause) -> None:
+    """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
+    lock_row(journal.connection, accounts, {"account": journal.account})
+    values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
+    change = accounts.update().where(accounts.c.account == journal.account)
+    if pause.resumed_at is not None:
+        values["resumed_at"] = pause.resumed_at
+    elif not pause.lasts:
+        change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
+    journal.connection.execute(change.values(values))
+
+
+def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:
+    """Return how the last payments of a type ended, so many, if all did alike and no money moved; else None.
+
+    Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
+    """
+    run = journal.connection.execute
+    here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
+    named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
+    latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
+    ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
+    of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
+    rows = run(of_type.where(ended).limit(count)).all()
+    if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
+        return None
+    (key, state, status), keys = (rows[0].key, rows[0].state, rows[0].status), [row.key for row in rows]
+    if status == TransactionStatus.SUCCESS:
+        return None
+    shown = sa.select(_columns.transaction, _columns.error).where(_columns.account == journal.account)
+    if state == PaymentState.REFUSED:
+        accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
+        if run(of_type.where(*accepted).limit(1)).first() is not None:
+            return None
+        return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
+    found = run(shown.where(_columns.key.in_(keys)))
+    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
+    said = ": ".join(filter(None, [status, *reasons]))
+    return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
 
 
 def count_queued(journal: Journal) -> Counted:

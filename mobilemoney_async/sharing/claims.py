@@ -61,6 +61,7 @@ class Claim:
         host: Name of this host.
         until: When it ends unless it is renewed, on the event loop's clock.
         work: The work that is due in the account.
+        has_rivals: Whether there were other hosts when it was renewed last.
         poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
     """
 
@@ -68,13 +69,16 @@ class Claim:
     host: str
     until: float
     work: Work
+    has_rivals: bool = False
     poller: tuple[str, int, int] | None = None
     _changed: anyio.Event = attrs.field(factory=anyio.Event)
 
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now."""
         if anyio.current_time() >= self.until:
-            raise ClaimEndedError("another host may serve this account by now", outcome="not_sent")
+            said = "another host may serve this account by now"
+            said = said if self.has_rivals else "the account's claim has ended: the store was not reached for too long"
+            raise ClaimEndedError(said, outcome="not_sent")
 
     def note_poller(self, name: str | None, followed: int, told: int) -> None:
         """Note the poller that holds the account's lease, if it is one of this host."""
@@ -111,6 +115,7 @@ class Renewal:
     lost: Sequence[Claim]
     surplus: int
     looks: bool  # this host makes the next look for work
+    has_rivals: bool  # there are other hosts
 
 
 @attrs.frozen
@@ -137,6 +142,7 @@ class _Found:
     pollers: dict[str, tuple[str, int, int]]
     surplus: int
     looks: bool
+    has_rivals: bool
 
 
 class Claims:
@@ -193,14 +199,15 @@ class Claims:
             claim.until, claim.poller = -math.inf, None
         self.held = {account: claim for account, claim in kept.items() if account in found.kept}
         for account, claim in self.held.items():
+            claim.has_rivals = found.has_rivals
             if account not in found.locked:
                 claim.until = until
             if claim.poller is not None:
                 claim.poller = found.pollers.get(account)
             claim.note_work(Work(found.kept[account]))
-        new = [Claim(account, self.host, until, Work(due)) for account, due in found.new.items()]
+        new = [Claim(each, self.host, until, Work(due), found.has_rivals) for each, due in found.new.items()]
         self.held |= {claim.account: claim for claim in new}
-        return Renewal(new, lost, found.surplus, found.looks)
+        return Renewal(new, lost, found.surplus, found.looks, found.has_rivals)
 
     async def look(self) -> None:
         """Look for the accounts in which work is due, for all hosts.
@@ -258,7 +265,7 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
     new = _claim(connection, asked.host, now, min(asked.most, share - busy))
     looks = takes_some and _takes_look(connection, look, now)
-    return _Found(kept, locked, new, seen, _surplus(connection, now, busy, share), looks)
+    return _Found(kept, locked, new, seen, _surplus(connection, now, busy, share), looks, hosts > 1)
 
 
 def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> int:

@@ -26,7 +26,7 @@ from mobilemoney_async.database.schema import accounts, budgets, changes, leases
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, to_record
-from mobilemoney_async.payments.outbox import count_queued
+from mobilemoney_async.payments.outbox import count_queued, find_pause
 from mobilemoney_async.payments.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records import OPEN, UNIDENTIFIED, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.unclaimed import find_unclaimed
@@ -127,6 +127,7 @@ class Overview(Data):
             `not_before`, with a burst now; None if the queue is empty, or no process sends it.
         has_poller: Whether a process follows the pending payments.
         has_dispatcher: Whether a process sends the queued payments.
+        paused: Why nothing is sent from the queue, until someone resumes or for a while; None where it is sent.
         is_stopped: Whether new payments wait until the store has been compared with its service.
         lag: From the final state by the service's clock to its being recorded, seconds: the median of the latest ones
             within the hour; None if there are none. No less than 0, though the clocks may differ.
@@ -148,6 +149,7 @@ class Overview(Data):
     queue_done_at: datetime | None
     has_poller: bool
     has_dispatcher: bool
+    paused: str | None
     is_stopped: bool
     lag: float | None
     requests: LimitUse | None
@@ -177,7 +179,7 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
     stopped, last = _of_account(journal)
     recent = _recent(journal, last, now)
     usage, held = _usage(journal, shared), _held(journal, shared)
-    queued, latest, _ = count_queued(journal)
+    (queued, latest, _), pause = count_queued(journal), find_pause(journal)
     done_at = None
     if queued and "dispatcher" in held:
         per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
@@ -201,6 +203,7 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
         queue_done_at=done_at,
         has_poller="poller" in held,
         has_dispatcher="dispatcher" in held,
+        paused=None if pause.until is not None and pause.until <= now else pause.reason,
         is_stopped=stopped is not None,
         lag=_lag(journal, recent),
         requests=None

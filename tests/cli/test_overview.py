@@ -76,6 +76,7 @@ def overview_of(**changes: Any) -> Overview:
         "queue_done_at": NOON + timedelta(minutes=90),
         "has_poller": True,
         "has_dispatcher": True,
+        "paused": None,
         "is_stopped": False,
         "lag": 3.2,
         "requests": LimitUse(used=57, limit=60, per_minute=60.0),
@@ -140,6 +141,9 @@ def test_what_keeps_payments_from_going_on_is_said() -> None:
         "no process follows the pending payments",
         "no process sends the queued payments",
         "new payments may wait",
+    ]
+    assert list(warnings(overview_of(has_dispatcher=False, paused="no float"))) == [
+        "nothing is sent from the queue: no float"
     ]
     idle = overview_of(has_poller=False, has_dispatcher=False, pending=0, queued=0)
     assert list(warnings(idle)) == []

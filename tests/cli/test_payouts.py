@@ -165,6 +165,21 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
     assert len(sandbox.transactions) == 3
 
 
+@pytest.mark.costly("no quick test sends a batch while the queue is paused")
+def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -> None:
+    """Whichever process has paused it: the reason is shown, and how to go on."""
+    batch = propose()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
+        store.execute("INSERT INTO mobilemoney_accounts (account, paused) VALUES ('default', 'the float is empty')")
+    ran = run("payouts", "status", batch, "--send")
+    assert (ran.exit_code, len(sandbox.transactions)) == (4, 0), ran.stderr
+    assert "stopped: the float is empty; nothing is lost; to go on: mobilemoney payouts status" in ran.stderr
+    assert ran.stderr.rstrip().endswith("--resume")
+    assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume").stdout
+    assert run("payouts", "status", batch, "--resume").exit_code == 2
+
+
 @pytest.mark.costly("runs lines of cli/unclaimed.py that no quick test runs")
 def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> None:
     """Exit code 1 and a reason where something differs; CSV and JSON have the totals, too."""

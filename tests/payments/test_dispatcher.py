@@ -12,6 +12,7 @@ import pytest
 from mobilemoney_async import (
     APIError,
     AsyncClient,
+    InvalidRequest,
     OutcomeUnknown,
     PaymentState,
     RateLimitExceeded,
@@ -22,9 +23,11 @@ from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.store import account_store
-from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
-from tests.payments.service import PHONE_NUMBER, Outage, World, make_world, on_asyncio
+from mobilemoney_async.sharing.overview import read_overview
+from tests.payments.service import PHONE_NUMBER, Line, Outage, World, make_world, on_asyncio
+from tests.support.fakes import NOON
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
@@ -240,7 +243,7 @@ async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str)
             refuse(world, "NO_FLOAT", times=100)
             await anyio.sleep(7)
             assert (dispatcher.stats.sent, dispatcher.stats.finishes_at) == (60, None)
-            assert "20 payments in a row were refused" in (dispatcher.stats.paused or "")
+            assert "20 collections in a row were refused" in (dispatcher.stats.paused or "")
             dispatcher.resume()
             await anyio.sleep(5)
             assert dispatcher.stats.sent == 80
@@ -290,6 +293,77 @@ async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: s
             dispatcher.pause("closing time")
             await anyio.sleep(10)
             assert dispatcher.stats.paused == "closing time"
+
+
+async def run_dry(client: AsyncClient, dispatcher: Any) -> int:
+    """Let payouts be sent while the float is empty, until the dispatcher pauses; return how many were."""
+    with anyio.fail_after(600):
+        while dispatcher.stats.paused is None and dispatcher.stats.queued:
+            await anyio.sleep(1)
+    await anyio.sleep(60)
+    return sum(each.state is PaymentState.FINAL for each in await client.payments.list())
+
+
+@pytest.mark.costly("no quick test has many equal final states")
+async def test_an_empty_float_pauses_every_dispatcher_of_the_account(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each payout is accepted, and ends later; one that succeeds between shows that the float is not empty."""
+    sandbox, events = Sandbox(now=NOON, balance=0, choices=Choices(rate_limit=None)), list[Event]()
+    world = World(store_url, sandbox, Line(sandbox))
+    async with world.client(on_event=events.append) as client, world.client() as other:
+        await enqueue(client, 99, type="disbursement")
+        async with client.poller(resume=True), client.dispatcher(per_minute=45) as first:
+            with anyio.fail_after(60):
+                while first.stats.sent < 1:
+                    await anyio.sleep(1)
+            ended = await run_dry(client, first)
+            assert 20 <= ended < 50
+            reason = "20 disbursements in a row ended as INSUFFICIENT_FUNDS; no money moved"
+            assert first.stats.paused == reason
+            assert pauses(events) == [reason] and reason in caplog.text
+        assert (await read_overview(account_store(world.store()))).paused == reason
+        async with other.poller(resume=True), other.dispatcher(per_minute=45) as second:
+            await anyio.sleep(10)
+            assert second.stats.paused == reason
+            assert sum(each.state is PaymentState.FINAL for each in await client.payments.list()) == ended
+            second.resume()
+            assert 20 <= await run_dry(other, second) - ended < 50
+        async with other.dispatcher(per_minute=45, pause_after=None) as third:
+            third.resume()
+            await anyio.sleep(120)
+            assert (third.stats.paused, third.stats.queued) == (None, 0)
+
+
+async def test_a_pause_of_the_program_is_kept_and_shown_elsewhere(store_url: str) -> None:
+    """Also once its block is left; and so is one that ends by itself, until it ends."""
+    world = make_world(store_url)
+    async with world.client(retry=NO_RETRIES) as client, world.client(retry=NO_RETRIES) as other:
+        async with client.dispatcher() as first:
+            first.pause("closing time")
+        await enqueue(client, 1)
+        async with other.dispatcher() as second:
+            await anyio.sleep(3)
+            assert (second.stats.paused, world.sent) == ("closing time", 0)
+            second.resume()
+            await anyio.sleep(3)
+            assert (second.stats.paused, world.sent) == (None, 1)
+            world.line.refuse = 1
+            await enqueue(client, 1, start=1)
+            async with client.dispatcher() as first:
+                await anyio.sleep(4)
+                assert "ConnectError" in (first.stats.paused or "")
+                await anyio.sleep(60)
+                assert (first.stats.paused, second.stats.paused, world.sent) == (None, None, 2)
+                assert (await read_overview(account_store(world.store()))).paused is None
+
+
+@pytest.mark.parametrize("pause_after", [0, True, "20", 2.5])
+async def test_a_number_of_ends_that_is_none_is_refused(sqlite_file_url: str, pause_after: Any) -> None:
+    """By the name of the argument."""
+    async with make_world(sqlite_file_url).client() as client:
+        with pytest.raises(InvalidRequest, match="pause_after must be"):
+            client.dispatcher(pause_after=pause_after)
 
 
 async def test_a_paused_dispatcher_goes_on_at_once_when_it_is_resumed(sqlite_file_url: str) -> None:

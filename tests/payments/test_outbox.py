@@ -544,7 +544,9 @@ async def test_a_payment_that_waited_past_its_not_after_is_not_sent(
         assert caplog.text.count("'k1'") == caplog.text.count("not sent in time") == 1
         again = await client.payments.enqueue(**{**ORDER, "amount": 1001}, idempotency_key="k1", not_after=minute)
         assert (again.state, again.is_late) == (PaymentState.QUEUED, False)
-        await dispatch(client, 5)
+        async with client.dispatcher() as one:
+            one.resume()
+            await anyio.sleep(5)
         assert await state(client, "k1") is PaymentState.ACKNOWLEDGED
     assert world.sent == 3
 
@@ -672,12 +674,11 @@ async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_u
     ("code", "message", "sent"),
     [
         pytest.param("NO_FLOAT", "{word} has no float", 20, id="one code, other texts"),
-        pytest.param("", "order {number} has no float", 20, id="no code, texts that differ by a number"),
-        pytest.param("", "{word} has no float", 25, id="no code, other texts"),
+        pytest.param("", "{word} has no float", 20, id="no code, other texts"),
         pytest.param("NO_FLOAT_{word}", "no float", 25, id="other codes, one text"),
     ],
 )
-async def test_refusals_are_equal_by_their_code_or_else_by_their_text_without_numbers(
+async def test_refusals_are_equal_by_their_code_or_else_by_their_status(
     sqlite_file_url: str, code: str, message: str, sent: int
 ) -> None:
     """What names the payment makes no other reason of it, and one reason for each payment pauses nothing."""
@@ -685,8 +686,8 @@ async def test_refusals_are_equal_by_their_code_or_else_by_their_text_without_nu
     async with world.client() as client:
         for number in range(25):
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-            words = {"word": chr(ord("a") + number), "number": number}
-            reply = payment_error(422, code.format(**words), message.format(**words))
+            word = chr(ord("a") + number)
+            reply = payment_error(422, code.format(word=word), message.format(word=word))
             world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
         await dispatch(client, 4, per_minute=600)
     assert world.sent == sent

@@ -317,6 +317,31 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     assert "other hosts serve 4 accounts" in caplog.text
 
 
+async def test_a_host_alone_names_no_other_one(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an outage of its store, in which all of its claims end."""
+    is_away, plain = False, Database.write
+
+    async def write(database: Database, *arguments: Any, **options: Any) -> Any:
+        if is_away:
+            raise StoreError("the store failed: away", outcome="not_sent")
+        return await plain(database, *arguments, **options)
+
+    monkeypatch.setattr(Database, "write", write)
+    async with platform.merchants("shop") as merchants, platform.host("one") as worker:
+        await enqueue(merchants, ["shop"], not_before=timedelta(seconds=30))
+        await anyio.sleep(5)
+        assert worker.accounts == {"shop"}
+        is_away = True
+        await anyio.sleep(20)
+        is_away = False
+        await anyio.sleep(40)
+        assert len(platform.service.payments) == 1
+    assert "the account's claim has ended" in caplog.text
+    assert "other host" not in caplog.text
+
+
 @pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
     """Its service is down, and dozens of its payments are queued and pending."""
@@ -435,7 +460,7 @@ async def test_a_part_that_fails_is_tried_again(
 
 @pytest.mark.costly("runs lines of worker.py, sharing/claims.py that no quick test runs")
 async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
-    """What is queued next waits for `resume`, too, as long as the account stays on its host."""
+    """What is queued next waits for `resume`, too."""
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
         await enqueue(merchants, ["shop"], not_before=timedelta(seconds=30))
         with anyio.fail_after(60):
@@ -636,7 +661,7 @@ async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_
     await anyio.sleep(TTL - 1)
     await renew(other)
     assert not other.held
-    with pytest.raises(StoreError, match="another host may serve") as caught:
+    with pytest.raises(StoreError, match="claim has ended") as caught:
         claim.require()
     assert caught.value.outcome == "not_sent"
     await anyio.sleep(2)
@@ -814,7 +839,7 @@ async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
         await pay(merchants, ["shop"])
         asked = len(platform.asked)
         lost = claimed(client, Claim("shop", "host", anyio.current_time() - 1, Work.DISPATCH))
-        with pytest.raises(StoreError, match="another host") as caught:
+        with pytest.raises(StoreError, match="claim has ended") as caught:
             await lost.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
         assert caught.value.outcome == "not_sent"
         with pytest.raises(StoreError):
