@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from decimal import Decimal
@@ -20,6 +21,18 @@ from mobilemoney_async.sandbox.script import Rule, SwitchBoard
 from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 EMAIL = "merchant@example.com"
+
+
+_WHOLE = re.compile(r"0*([0-9]+?)(?:\.00?)?")
+
+
+def _as_sent(amount: int | Decimal | str) -> str:
+    """Return an amount as a client sends it; what is none stays as it is, for the service to refuse it."""
+    if isinstance(amount, bool) or not isinstance(amount, int | Decimal | str):
+        raise ValueError("amount must be a positive whole number of TZS as int, Decimal or str, such as 15000")  # noqa: TRY004
+    text = f"{amount:f}" if isinstance(amount, Decimal) else str(amount)
+    found = _WHOLE.fullmatch(text)
+    return text if found is None else found[1]
 
 
 class Controls:
@@ -209,23 +222,26 @@ class Controls:
 
     # Payments
 
-    def ask(self, phone_number: str, amount: str) -> Reply:
+    def ask(self, phone_number: str, amount: int | Decimal | str) -> Reply:
         """Ask a customer to pay, as the phone page does: a collection of the merchant's without a program.
 
         It counts neither in the request limit nor in the request log, and scripts and switches spare it. A magic number
         acts as ever. Later payments have the ids and delays that they would have without it.
 
         Args:
-            phone_number: International format.
-            amount: Whole TZS.
+            phone_number: International format; blanks and hyphens are left out, as a client leaves them out.
+            amount: Whole TZS, as a client takes them: 15000, ``"15000"`` or ``"15000.00"``.
 
         Returns:
-            The answer that a program would get.
+            The service's answer to that request: `status`, `body`, and `wire` where a magic number takes the answer
+            away. A client makes an `Acknowledgement` or an error of it.
 
         Raises:
             ValueError: The service refuses the phone number or the amount.
         """
-        fields = {"phone_number": phone_number, "amount": amount}
+        fields = {"phone_number": phone_number, "amount": _as_sent(amount)}
+        if isinstance(phone_number, str):
+            fields["phone_number"] = phone_number.replace(" ", "").replace("-", "")
         try:
             return self._engine.ask(self._account, fields, self._clock.seconds())
         except RefusedError as refusal:

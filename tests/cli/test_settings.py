@@ -255,6 +255,20 @@ class TestNeverMixed:
         same = f"{SHOP.upper().replace('HTTPS', 'https').replace('/V1', '/v1')}/"
         assert load(folder, flags={"profile": "shop", "base_url": same}).token == "shop-token"
 
+    @pytest.mark.parametrize("variables", [{}, {"PROFILE": "shop"}])
+    def test_a_url_of_the_command_uses_nothing_of_the_default_profile(
+        self, folder: Path, variables: dict[str, str]
+    ) -> None:
+        """It is a service of its own, without credentials and store, unless it is that profile's own URL."""
+        write(folder / "mobilemoney.toml", f'profile = "shop"\n{TWO}')
+        for url in (OTHER, LOCAL):
+            settings = load(folder, flags={"base_url": url}, **variables)
+            assert (settings.base_url, settings.profile) == (url, "command line")
+            assert (settings.token, settings.email, settings.password, settings.store) == (None,) * 4
+        assert load(folder, flags={"base_url": SHOP}, **variables).token == "shop-token"
+        variable = load(folder, BASE_URL=OTHER)
+        assert (variable.base_url, variable.token, variable.store) == (OTHER, None, None)
+
     def test_a_profile_of_a_flag_uses_nothing_of_an_environment_for_another(self, folder: Path) -> None:
         """An exported production token stays at home when another profile is asked for."""
         write(folder / "mobilemoney.toml", TWO)

@@ -1,7 +1,12 @@
 """`Sandbox.ask`: a collection without a program."""
 
+import json
+from decimal import Decimal
+from typing import Any
+
 import pytest
 
+from mobilemoney_async import MobileMoneyError
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Wire
 from tests.sandbox.page_user import only
@@ -41,3 +46,28 @@ def test_a_sandbox_asks_without_a_page() -> None:
         with pytest.raises(ValueError, match=r"^(phone_number|amount) must be "):
             sandbox.ask(phone_number, amount)
     assert len(sandbox.transactions) == 1
+
+
+NUMBERS = (ORDINARY, f" {ORDINARY[:4]} {ORDINARY[4:7]}-{ORDINARY[7:]} ", ORDINARY[1:], "0681000001", "", f"{ORDINARY}x")
+AMOUNTS: tuple[Any, ...] = (15000, "15000", "015000", "15000.00", Decimal("15000.0"), 10**30, 0, -5, True, None)
+AMOUNTS += ("1e3", "15,000", "15.000", "\u0661", " 15", 10.5, "", "0.00", Decimal("NaN"), Decimal("1E+3"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("number", "amount"), [*((each, 15000) for each in NUMBERS), *((ORDINARY, each) for each in AMOUNTS)]
+)
+async def test_it_answers_as_the_service_answers_a_client(number: str, amount: Any) -> None:
+    """What `collections.create` takes it takes, with the answer that makes the acknowledgement; it refuses the rest."""
+    asked, created = Sandbox(choices=Choices(rate_limit=None)), Sandbox(choices=Choices(rate_limit=None))
+    async with created.client() as client:
+        try:
+            made = await client.collections.create(number, amount)
+        except (MobileMoneyError, TypeError):
+            with pytest.raises(ValueError, match=r"^(phone_number|amount) must be "):
+                asked.ask(number, amount)
+        else:
+            shown = json.loads(asked.ask(number, amount).body)
+            assert (Decimal(shown["amount"]), shown["phone_number"]) == (made.amount, made.phone_number)
+            assert (shown["status_code"], shown["message"]) == (made.status_code, made.message)
+    assert len(asked.transactions) == len(created.transactions)
