@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import InvalidRequest, Secret
@@ -49,7 +49,6 @@ class Tariff(enum.IntEnum):
 
 class TestAmounts:
     @given(whole_amounts)
-    @settings(deadline=None)
     def test_a_whole_amount_survives_in_every_form(self, amount: int) -> None:
         """The same amount as int, Decimal or text goes out as the same digits, exactly."""
         digits = str(amount)
@@ -64,7 +63,6 @@ class TestAmounts:
         assert normalise_amount(Decimal(f"{digits}.000")) == digits
 
     @given(st.integers(1, 9), st.integers(0, 19))
-    @settings(deadline=None)
     def test_a_decimal_with_an_exponent_is_written_out(self, digit: int, exponent: int) -> None:
         """`Decimal("1E+3")` is 1000, not a text that the service may read differently."""
         assert normalise_amount(Decimal(f"{digit}E+{exponent}")) == str(digit * 10**exponent)
@@ -125,7 +123,6 @@ class TestAmounts:
         assert str(caught.value).startswith("amount must be a positive whole number of TZS")
 
     @given(st.one_of(st.text(), st.decimals(), st.integers()))
-    @settings(deadline=None)
     def test_any_value_is_taken_exactly_or_refused(self, amount: str | Decimal | int) -> None:
         """No value is rounded: the number is taken as it was given."""
         try:
@@ -146,7 +143,6 @@ class TestAmounts:
 class TestPhoneNumbers:
     @pytest.mark.slow
     @given(phone_numbers, st.data())
-    @settings(deadline=None)
     def test_spaces_and_hyphens_are_dropped_and_nothing_else_changes(self, number: str, data: st.DataObject) -> None:
         """A number as people write it goes out in international format."""
         written = "".join(char + data.draw(st.sampled_from(["", " ", "-", " - "])) for char in number)
@@ -255,7 +251,6 @@ class TestPhoneNumbers:
 
     @pytest.mark.slow
     @given(phone_numbers)
-    @settings(deadline=None)
     def test_the_mask_hides_at_least_three_digits(self, number: str) -> None:
         """No mask lets a whole number through, however short it is."""
         shown = mask_phone_number(number)
@@ -272,7 +267,6 @@ class TestRedaction:
 
     @pytest.mark.slow
     @given(st.text(max_size=40), phone_numbers, st.text(max_size=40), st.sampled_from(["", " ", "-"]))
-    @settings(deadline=None)
     def test_a_whole_phone_number_never_survives(self, before: str, number: str, after: str, between: str) -> None:
         """In any text of the service around a number, its digits do not come through whole."""
         written = number[:4] + between + number[4:7] + between + number[7:]
@@ -380,7 +374,6 @@ class TestRedaction:
         assert shown_id(said) == shown
 
     @given(st.text(), st.integers(min_value=1, max_value=300))
-    @settings(deadline=None)
     def test_the_result_is_one_line_of_at_most_the_limit(self, text: str, limit: int) -> None:
         shown = redact(text, limit)
         assert len(shown) <= limit
@@ -415,7 +408,6 @@ class TestSecrets:
         assert copy.deepcopy([secret])[0] is secret
 
     @given(st.text(), st.text())
-    @settings(deadline=None)
     def test_it_equals_its_text_and_nothing_else(self, one: str, other: str) -> None:
         """Comparing and hashing agree with those of the text, in either direction."""
         assert (Secret(one) == Secret(other)) is (one == other)
@@ -474,7 +466,6 @@ class TestTexts:
         assert require_identifier("transaction_id", value) == value
 
     @given(st.text(st.characters(exclude_categories=["Cs"])))
-    @settings(deadline=None)
     def test_text_without_surrogates_can_be_encoded(self, text: str) -> None:
         assert can_encode(text)
 
@@ -567,7 +558,6 @@ def test_a_text_of_exactly_the_limit_is_whole(limit: int) -> None:
 
 
 @given(st.text(min_size=6, alphabet="0123456789+.,- "))
-@settings(deadline=None)
 def test_no_refusal_quotes_a_number_of_six_digits(value: str) -> None:
     """A refused argument may be a phone number or a one-time password in the wrong place: it is masked in the error."""
     for check in (normalise_amount, normalise_phone_number):

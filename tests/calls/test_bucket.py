@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mobilemoney_async.calls.bucket import Bucket, Past, Usage, patience
@@ -85,7 +85,6 @@ delays = st.one_of(st.just(0.0), st.just(JITTER), st.floats(0, JITTER))
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.tuples(gaps, delays), max_size=150))
 @example([(0.0, 0.0)] * 150)
 @example([(0.0, JITTER)] * 60 + [(0.0, 0.0)] * 90)
@@ -102,7 +101,6 @@ def test_no_reading_of_the_limit_rejects_a_request(steps: list[tuple[float, floa
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.tuples(gaps, st.floats(0, 0.025)), max_size=150))
 def test_a_faster_service_is_met_by_a_shorter_window(steps: list[tuple[float, float]]) -> None:
     """A sandbox at twenty times the speed counts 60 in 3 s, and the same law holds."""
@@ -120,7 +118,6 @@ operations = st.lists(st.tuples(kinds, gaps, delays), max_size=100)
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(operations)
 @example([("take", 0.0, 0.0)] * 10 + [("hold and undo", 0.0, 0.0)] + [("take", 0.0, 0.0)] * 20)
 @example([("hold", 5.0, 0.0)] * 3 + [("take", 0.0, 0.0)] * 70)
@@ -149,7 +146,6 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.tuples(gaps, delays, st.none() | st.integers(0, 12), st.sampled_from([0.0, 0.0, 0.0, 3.0]))))
 @example([(0.0, 0.0, None, 0.0)] * 12 + [(0.0, 0.0, 4, 0.0)] * 20 + [(0.0, 0.0, None, 0.0)] * 40)
 @example([(0.0, 0.0, None, 0.0)] * 5 + [(0.0, 0.0, 9, 3.0)] * 5 + [(0.0, 0.0, None, 0.0)] * 20)
@@ -194,7 +190,6 @@ def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, fl
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0, 9), st.sampled_from([None, None, 0.0, 0.3, 7.0]), st.integers(0, 9), st.booleans()),

@@ -99,7 +99,7 @@ lateness = st.one_of(st.just(0.0), st.floats(0, 0.5), st.floats(0, 90))  # of th
     strikes=st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 20), min_size=1, max_size=3), max_size=20),
     late=st.lists(lateness, max_size=50),
 )
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @example(arrivals=[(0.0, PAYMENT, None)] * 100, holds=[], strikes={}, late=[])
 @example(arrivals=[(0.0, PAYMENT, None)] * 100, holds=[], strikes={}, late=[0.0] * 20 + [9.0])
 @example(arrivals=[(0.0, PAYMENT, None)] * 100, holds=[], strikes={}, late=[0.3] * 99)

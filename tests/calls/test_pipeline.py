@@ -393,7 +393,7 @@ def is_documented_rejection(step: Step) -> bool:
     deadline=st.one_of(st.none(), st.floats(0.1, 1000)),
     late=late,
 )
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
     backend: Any,
     steps: list[Step],
@@ -452,7 +452,7 @@ def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
     lifetime=st.integers(61, 120),
     late=late,
 )
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @example(arrivals=[(0.0, look_up)] * 90, answers=[], lifetime=61, late=[])
 @example(arrivals=[(0.0, look_up)] * 90, answers=[], lifetime=90, late=[0.4] * 90)
 @example(

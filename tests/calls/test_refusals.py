@@ -248,7 +248,7 @@ def proves(step: Response, codes: set[str]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(steps=st.lists(answers, min_size=1, max_size=6))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 def test_no_answer_sends_money_twice_or_refuses_it_without_evidence(backend: Any, steps: list[Response]) -> None:
     """Only a documented rejection repeats a create, and only a documented code proves a refusal, whatever comes."""
 

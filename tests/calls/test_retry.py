@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
@@ -127,7 +127,6 @@ chances = st.floats(0, 1)
 errors = st.sampled_from([error for group in ERRORS.values() for error in group])
 
 
-@settings(deadline=None)
 @given(error=errors, policy=policies, attempt=st.integers(1, 10**6), renewed=st.booleans(), chance=chances)
 def test_no_policy_sends_money_again_that_may_have_arrived(error: MobileMoneyError, **given: Any) -> None:
     """Whatever the settings, a create is only repeated after a failure that proves it was not processed."""
@@ -162,7 +161,6 @@ def test_a_renewal_is_outside_the_retry_budget_and_happens_once(error: MobileMon
     assert decide_on(error, policy=policy, renewed=True).action is Action.RENEW_AND_RAISE
 
 
-@settings(deadline=None)
 @given(policy=policies, attempt=st.integers(1, 10**6), chance=chances)
 def test_pauses_grow_up_to_the_longest_and_are_shortened_by_half_at_most(
     policy: RetryPolicy, attempt: int, chance: float

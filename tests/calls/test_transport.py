@@ -238,7 +238,7 @@ moments = st.sampled_from(["before the body is read", "after", "in mid-answer"])
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(exc=any_exception, cause=any_exception, moment=moments, call=st.sampled_from([pay, look_up]))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 def test_nothing_else_escapes_a_call(backend: Any, exc: Any, cause: Any, moment: str, call: Any) -> None:
     """Whatever a transport raises, before or while it answers, the caller sees one of our errors."""
 

@@ -104,7 +104,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 @pytest.mark.slow
 @given(changed_bodies())
-@settings(deadline=None, max_examples=examples(400))
+@settings(max_examples=examples(400))
 def test_both_ways_of_reading_agree(sample: tuple[type[Any], bytes]) -> None:
     """A body means the same whether msgspec reads it or, for its timestamps, cattrs does: one value, or a refusal."""
     cls, body = sample
@@ -253,7 +253,6 @@ plain = st.recursive(
 class TestEncoding:
     @pytest.mark.slow
     @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), plain))
-    @settings(deadline=None)
     def test_plain_values_arrive_as_they_are(self, body: dict[str, Any]) -> None:
         """The service parses exactly the values that you put in."""
         assert json.loads(encode("extra", body)) == body
@@ -320,7 +319,6 @@ class TestEncoding:
 
     @pytest.mark.slow
     @given(st.dictionaries(st.text(), st.floats()))
-    @settings(deadline=None)
     def test_no_float_gets_through(self, body: dict[str, Any]) -> None:
         assume(body)
         with pytest.raises(InvalidRequest):

@@ -136,7 +136,7 @@ def again(value: Any) -> Any:
 def test_every_value_comes_back_equal_from_json(cl: Any) -> None:
     """Each field comes back, to the last digit and microsecond, and so do values that the contract does not list."""
 
-    @settings(max_examples=examples(20), deadline=None)
+    @settings(max_examples=examples(20))
     @given(any_of(cl))
     def check(value: Any) -> None:
         assert comparable(again(value)) == comparable(value)

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import Effect, InvalidRequest, Priority
@@ -61,7 +61,6 @@ identifiers = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filt
 
 
 @given(identifiers.filter(lambda text: text not in {".", ".."}))
-@settings(deadline=None)
 def test_an_id_is_one_segment_of_the_path(identifier: str) -> None:
     """Whatever the id, the request goes to the lookup by id, and the service sees the id as it was given."""
     target = GET_TRANSACTION.target({"transaction_id": identifier}, {})
@@ -75,7 +74,6 @@ def test_an_id_is_one_segment_of_the_path(identifier: str) -> None:
 
 @pytest.mark.slow
 @given(st.dictionaries(identifiers, st.one_of(identifiers, st.integers()), min_size=1))
-@settings(deadline=None)
 def test_a_query_arrives_as_it_was_given(query: dict[str, str | int]) -> None:
     """Plus signs, ampersands and other scripts survive the query string."""
     target = FIND_TRANSACTION.target({}, query)

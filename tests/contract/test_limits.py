@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import InvalidRequest, Schedule
@@ -34,7 +34,6 @@ def test_the_default_schedule_is_the_contract_s_advice() -> None:
     st.floats(min_value=1e-3, max_value=1e6),
     st.integers(min_value=0, max_value=10**9),
 )
-@settings(deadline=None)
 def test_pauses_never_shrink_and_never_exceed_the_cap(first: float, factor: float, cap: float, look: int) -> None:
     """Also after a billion looks, where the power no longer fits a float."""
     schedule = Schedule(first=first, factor=factor, cap=cap)

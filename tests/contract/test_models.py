@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
@@ -194,7 +194,6 @@ junk = st.recursive(
 class TestWhatTheServiceMayAdd:
     @pytest.mark.slow
     @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])).map("x_{}".format), junk, max_size=4))
-    @settings(deadline=None)
     def test_unknown_fields_are_ignored(self, extra: dict[str, Any]) -> None:
         """A field that the service adds tomorrow breaks nothing, whatever it holds."""
         body = samples.settled()
@@ -263,7 +262,6 @@ class TestTime:
         st.datetimes(min_value=dt.datetime(2, 1, 1), max_value=dt.datetime(9998, 1, 1)),  # noqa: DTZ001 (naive on purpose)
         st.integers(min_value=-14 * 60, max_value=14 * 60),
     )
-    @settings(deadline=None)
     def test_any_offset_names_the_same_moment(self, moment: dt.datetime, minutes: int) -> None:
         aware = moment.replace(tzinfo=dt.timezone(dt.timedelta(minutes=minutes)))
         row = read_transaction(samples.transaction(created_at=aware.isoformat()))
@@ -298,7 +296,6 @@ def _escaped(row: dict[str, Any], field: str) -> bytes:
 
 class TestMoney:
     @given(st.decimals(min_value=0, max_value=10**15, allow_nan=False, allow_infinity=False, places=4))
-    @settings(deadline=None)
     def test_amounts_are_exact(self, amount: Decimal) -> None:
         """You get the service's number as a Decimal, digit for digit, from text or from a number."""
         for body in (f'"{amount:f}"', f"{amount:f}"):

@@ -51,7 +51,7 @@ def _said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @given(st.sampled_from(SIDE), anything)
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 def test_no_side_field_of_a_transaction_hides_its_core(field: str, text: str) -> None:
     """Whatever JSON stands in a side field, the transaction keeps its id, state and amount, and its other fields."""
     missing: dict[str, Any] = {field: None}
@@ -67,7 +67,7 @@ def test_no_side_field_of_a_transaction_hides_its_core(field: str, text: str) ->
 
 
 @given(st.sampled_from(PARTS), anything)
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_parts_of_fees_and_settlement_are_missing_one_by_one(place: tuple[str, str], text: str) -> None:
     """A settlement without a time keeps its net amount and its batch, and so on."""
     part, name = place
@@ -79,7 +79,7 @@ def test_parts_of_fees_and_settlement_are_missing_one_by_one(place: tuple[str, s
 
 
 @given(st.sampled_from(["token_type", "success", "user", *samples.login()["user"]]), anything)
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_a_login_needs_nothing_but_its_token_and_lifetime(field: str, text: str) -> None:
     """A user with a text id, or without an e-mail, logs in."""
     body = samples.login()
@@ -92,7 +92,7 @@ def test_a_login_needs_nothing_but_its_token_and_lifetime(field: str, text: str)
 
 
 @given(st.sampled_from(sorted(samples.acknowledgement().keys() - {"transaction_id"})), anything)
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_an_acknowledgement_needs_nothing_but_its_id(field: str, text: str) -> None:
     """One whose other fields cannot be read names the payment all the same: it is looked up by that id."""
     assert reader(Acknowledgement)(spelt(samples.acknowledgement(**{field: "@"}), text)).transaction_id == "t-1"

@@ -5,7 +5,7 @@ import json
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import Network, TransactionStatus, TransactionType
@@ -41,7 +41,6 @@ def test_the_enums_are_the_contract_s_words() -> None:
 
 @pytest.mark.parametrize("cls", ENUMS)
 @given(text=st.text())
-@settings(deadline=None)
 def test_any_text_is_kept(cls: type[OpenEnum], text: str) -> None:
     """A value that the contract does not list keeps its text, and behaves as that text everywhere."""
     member = cls(text)
@@ -57,7 +56,6 @@ def test_any_text_is_kept(cls: type[OpenEnum], text: str) -> None:
 
 @pytest.mark.parametrize("cls", ENUMS)
 @given(text=st.text())
-@settings(deadline=None)
 def test_any_value_travels(cls: type[OpenEnum], text: str) -> None:
     """Pickling and copying keep class and text, of known and unknown values."""
     member = cls(text)

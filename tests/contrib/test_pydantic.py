@@ -34,7 +34,7 @@ def test_the_schema_fits_the_data_of_every_value(cl: Any) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
 
-    @settings(max_examples=examples(10), deadline=None)
+    @settings(max_examples=examples(10))
     @given(any_of(cl))
     def check(value: Any) -> None:
         whole = adapter.dump_json(value, context=WHOLE)

@@ -300,7 +300,7 @@ def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:
 
 @pytest.mark.slow
 @given(ahead=st.floats(0, 1e6), steps=st.lists(st.integers(0, 10_000_000), max_size=5))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @example(ahead=64_803.28491749, steps=[20_000_000])
 def test_a_place_that_is_free_is_free_now(ahead: float, steps: list[int]) -> None:
     """On a clock that is ahead of the loop's: once the loop's times are on the grid, no request waits to be on it."""

@@ -570,7 +570,7 @@ def names(rows: list[Transaction] | tuple[Transaction, ...]) -> set[str]:
 
 @pytest.mark.slow
 @given(rows_of_a_list, orders, sizes, lies, ends)
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_a_still_list_is_whole_only_with_all_its_rows(
     rows: list[Transaction], order: str, size: int, count: Callable[[int], int], beyond: Callable[[int, int], int]
 ) -> None:
@@ -588,7 +588,7 @@ def test_a_still_list_is_whole_only_with_all_its_rows(
 
 @pytest.mark.slow
 @given(rows_of_a_list, orders, sizes, lies, st.data())
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_rows_that_arrive_anywhere_hide_none(
     rows: list[Transaction], order: str, size: int, count: Callable[[int], int], data: st.DataObject
 ) -> None:
@@ -614,7 +614,7 @@ def test_rows_that_arrive_anywhere_hide_none(
     st.lists(st.integers(min_value=-5, max_value=1000) | st.just(10**12), min_size=1, max_size=12),
     st.integers(min_value=-100, max_value=100),
 )
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_any_list_comes_to_an_end(pages: list[list[int]], totals: list[int], start: int) -> None:
     """Pages of any rows in any order, under any totals: both ways of reading end after a bounded number of requests."""
     model = ModelList([], 5)
@@ -639,7 +639,7 @@ def test_any_list_comes_to_an_end(pages: list[list[int]], totals: list[int], sta
     st.tuples(st.integers(min_value=-10, max_value=70), st.integers(min_value=0, max_value=20)),
     st.lists(st.integers(min_value=0, max_value=2), max_size=30),
 )
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 def test_a_time_is_covered_only_with_all_its_rows(
     rows: list[Transaction],
     shape: tuple[str, int],

@@ -455,7 +455,6 @@ SETTINGS = settings(
     max_examples=examples(8),
     stateful_step_count=200 if examples(1) > 1 else 30,
     suppress_health_check=[*HealthCheck],
-    deadline=None,
 )
 
 TestShop = pytest.mark.soak(Shop.TestCase)

@@ -111,7 +111,7 @@ arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.o
     latencies=st.tuples(*[st.sampled_from([0.0, 0.003, 0.08, 0.7])] * 3),
     late=st.lists(lateness, max_size=50),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @example(
     arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)], holds=[], strikes={}, latencies=(0.0, 0.1, 0.7), late=[]
 )

@@ -578,5 +578,5 @@ class Shop(RuleBasedStateMachine):
 
 TestShop = pytest.mark.soak(Shop.TestCase)
 TestShop.settings = settings(
-    max_examples=examples(soak(48)), stateful_step_count=25, suppress_health_check=[*HealthCheck], deadline=None
+    max_examples=examples(soak(48)), stateful_step_count=25, suppress_health_check=[*HealthCheck]
 )

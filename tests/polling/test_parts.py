@@ -53,7 +53,7 @@ def test_a_chance_is_a_chance(endings: list[tuple[float, float]], start: float, 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(
     st.integers(0, 200),
     st.integers(1, 100),

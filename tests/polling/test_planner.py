@@ -459,7 +459,7 @@ def services(draw: st.DrawFn) -> PaperService:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(services(), st.booleans(), st.sampled_from([0.1, 1.0, 10.0]))
 def test_nothing_is_lost_and_nothing_asked_too_often(service: PaperService, is_new: bool, interval: float) -> None:
     """Whatever the list is like, every payment ends once, truly, in bounded time, at no more than the advised rate."""

@@ -76,7 +76,6 @@ lengths = st.integers(min_value=0, max_value=40)
 
 
 @given(st.booleans(), sizes, lengths)
-@settings(deadline=None)
 def test_a_list_at_rest_takes_as_many_requests_as_it_has_pages(newest_first: bool, size: int, length: int) -> None:
     """Each row once, in the service's order, with no request more than needed."""
     model = List(newest_first, size, [*range(length)])
@@ -88,7 +87,7 @@ def test_a_list_at_rest_takes_as_many_requests_as_it_has_pages(newest_first: boo
 
 @pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_rows_that_arrive_hide_none_that_were_there(
     newest_first: bool, size: int, length: int, data: st.DataObject
 ) -> None:
@@ -108,7 +107,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
 
 @pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, length: int, data: st.DataObject) -> None:
     """Of a list by status, rows leave while it is read: those that stay are all shown, each once."""
     model = List(newest_first, size, [*range(length)])
@@ -126,7 +125,7 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
 
 @pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_any_change_leaves_each_row_at_most_once_and_an_end(
     newest_first: bool, size: int, length: int, data: st.DataObject
 ) -> None:
@@ -157,7 +156,7 @@ odd_pagination = st.builds(
     st.lists(st.lists(st.integers(min_value=0, max_value=30), max_size=6), min_size=1, max_size=12),
     st.lists(odd_pagination, min_size=1, max_size=12),
 )
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_a_service_that_lies_is_walked_to_an_end(pages: list[list[int]], numbers: list[Pagination]) -> None:
     """Under any pagination, in any order, the listing ends and shows each row once."""
     calls = 0
