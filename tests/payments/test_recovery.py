@@ -35,12 +35,13 @@ from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.matching import PaymentQuery
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
-from tests.payments.second_world import BOTH, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
+from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
 from tests.support.second_service import TOKEN, ListBehaviour, dropped, error
 
-KIND = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.pairs
+
 FAR = datetime.max.replace(tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 
@@ -257,7 +258,6 @@ def fail_list() -> Any:
     return fail
 
 
-@KIND
 async def test_a_process_that_makes_all_payments_asks_for_no_list(sqlite_file_url: str, kind: str) -> None:
     """However quiet it was, it would miss any payment that the store has lost; not those of another process."""
     world = make_world(sqlite_file_url)
@@ -294,8 +294,6 @@ async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: st
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str, kind: str) -> None:
     """Without a silent time, as after a failover: the newest record is older than what the process remembers."""
     world = make_world(store_url)
@@ -310,7 +308,6 @@ async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str
         await stopped(world, client, orders)
 
 
-@BOTH
 async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) -> None:
     """Disbursements wait for the grace period, since it is certain that something was lost; collections go on."""
     world = make_world(store_url)
@@ -329,8 +326,6 @@ async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) ->
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) -> None:
     """What the list shows within the grace period after the first comparison is of the gap, too."""
     world = make_world(store_url)
@@ -347,7 +342,6 @@ async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) 
 
 
 @pytest.mark.slow
-@BOTH
 async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> None:
     """Collections go on, disbursements wait; the comparison is made up for, whatever was paid meanwhile."""
     world = make_world(store_url)
@@ -365,8 +359,6 @@ async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> Non
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_list: Any) -> None:
     """Routine comparisons stop nothing, whether the list can be read or not, is late or empty."""
     world = make_world(store_url)
@@ -379,8 +371,6 @@ async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_
             await anyio.sleep(4 * MINUTE)
 
 
-@BOTH
-@KIND
 async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> None:
     """Where the list shows a part of a number, that part counts; an import then needs the whole number."""
     world = make_world(store_url)
@@ -438,7 +428,6 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
     engine.dispose()
 
 
-@BOTH
 async def test_other_systems_that_pay_too(store_url: str) -> None:
     """With `sole_writer=False` the newest rows prove nothing, and nothing is stopped."""
     world = make_world(store_url)
@@ -450,7 +439,6 @@ async def test_other_systems_that_pay_too(store_url: str) -> None:
         await world.pay(client, [order("disbursements", "second", 2)])
 
 
-@BOTH
 async def test_another_merchant_is_reported_and_an_operator_may_rebind(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -476,8 +464,6 @@ async def test_another_merchant_is_reported_and_an_operator_may_rebind(
     assert not [event for event in events if isinstance(event, StoreBehind)]
 
 
-@BOTH
-@KIND
 async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str) -> None:
     """Collections go on, disbursements wait."""
     world = make_world(store_url)
@@ -490,8 +476,6 @@ async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str)
         assert isinstance(said, Acknowledgement if kind == "collections" else StoreError), said
 
 
-@BOTH
-@KIND
 async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, kind: str) -> None:
     """A key that the store knows as refused for certain is stopped as well, and may be imported."""
     world, again = make_world(store_url), order(kind, "again", 1)
@@ -515,8 +499,6 @@ async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, k
 # Another merchant
 
 
-@BOTH
-@KIND
 @pytest.mark.parametrize("what", ["token", "host"])
 async def test_the_store_of_one_merchant_does_not_serve_another(store_url: str, kind: str, what: str) -> None:
     """With another merchant's token, or at another host, nothing is concluded and nothing is sent."""
@@ -575,8 +557,6 @@ def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], s
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, restore: Callable[[str], str]) -> None:
     """The orders of the hour that the store has forgotten are tried again: none of them is sent, others are."""
     world = make_world(store_url)
@@ -604,7 +584,6 @@ async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, r
         assert await unclaimed(client) >= {world.made(each.key)[0] for each in forgotten}
 
 
-@BOTH
 @pytest.mark.parametrize("what", ["another payment", "another attempt"])
 async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what: str) -> None:
     """The store has the newest payment of the process, but lacks one of another process, or one that was sent again."""
@@ -627,8 +606,6 @@ async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what:
 
 
 @pytest.mark.costly("runs lines of payments/imports.py that no quick test runs")
-@BOTH
-@KIND
 async def test_what_was_forgotten_is_imported_under_its_keys(
     store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -682,7 +659,6 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
 
 
 @pytest.mark.costly("runs lines of payments/outbox.py, payments/imports.py that no quick test runs")
-@BOTH
 async def test_a_restored_store_with_queued_payments_is_still_quiet(
     store_url: str, restore: Callable[[str], str]
 ) -> None:

@@ -29,11 +29,12 @@ from mobilemoney_async.payments.queries import check_health
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing import followed
 from tests.contract import samples
-from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
+from tests.payments.second_world import DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.payments.test_recovery import forget, order, sell, stopped
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
 
-KIND = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.pairs
+
 OTHER_TOKEN = "token.of.merchant-2"
 
 
@@ -46,7 +47,6 @@ def let_run(world: World, ahead: timedelta) -> None:
 
 
 @pytest.mark.slow
-@BOTH
 @pytest.mark.parametrize(
     ("ahead", "newest_first", "kind"),
     [
@@ -69,8 +69,6 @@ async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: ti
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
 async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: str, kind: str, ahead: timedelta) -> None:
     """The store knows it by the service's clock only, and a list that shows it there hides nothing."""
@@ -89,8 +87,6 @@ async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: st
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
     """A list without any payment of ours stops nothing; but it is compared once more after the grace period."""
     world = make_world(store_url)
@@ -104,8 +100,6 @@ async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
         await world.pay(client, [order(kind, "another", 201)])
 
 
-@BOTH
-@KIND
 async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> None:
     """A list of one day shows nothing of a merchant that rested for three, and costs two comparisons."""
     world = make_world(store_url)
@@ -121,8 +115,6 @@ async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> No
 
 
 @pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
-@BOTH
-@KIND
 async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind: str) -> None:
     """A poller may list the forgotten payments long before one is tried again: they are not taken for strangers."""
     world = make_world(store_url)
@@ -137,8 +129,6 @@ async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind
 
 
 @pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
-@BOTH
-@KIND
 async def test_rows_that_were_reported_before_a_living_process_looks(store_url: str, kind: str) -> None:
     """Rolled back under two living processes, one of which reports its own lost payments first: all are stopped."""
     world = make_world(store_url)
@@ -157,7 +147,6 @@ async def test_rows_that_were_reported_before_a_living_process_looks(store_url: 
 
 
 @pytest.mark.slow
-@BOTH
 async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(store_url: str) -> None:
     """It shows some of the lost payments, but not yet the newest one that the process remembers."""
     world = make_world(store_url)
@@ -177,8 +166,6 @@ async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(store_u
         await world.pay(client, [order("disbursements", "new", 200)])
 
 
-@BOTH
-@KIND
 async def test_a_rollback_during_a_payment(store_url: str, kind: str) -> None:
     """Its result has no record any more: the call says so, and the process goes on."""
     world, lost = make_world(store_url), order(kind, "forgotten", 1)
@@ -205,7 +192,6 @@ async def test_a_rollback_during_a_payment(store_url: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@BOTH
 async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_url: str) -> None:
     """All disbursements were forgotten: one that is tried again shows that the account makes them."""
     world = make_world(store_url)
@@ -220,8 +206,6 @@ async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_
         await stopped(world, client, orders)
 
 
-@BOTH
-@KIND
 async def test_a_merchant_whose_other_systems_pay_ends_the_stop(store_url: str, kind: str) -> None:
     """What another till made in a silent time stops its kind; the message names `sole_writer=False`, which ends it."""
     world = make_world(store_url)
@@ -237,7 +221,6 @@ async def test_a_merchant_whose_other_systems_pay_ends_the_stop(store_url: str, 
         await world.pay(client, [order(kind)])
 
 
-@BOTH
 @pytest.mark.parametrize("deadline", [None, 4.0])
 async def test_a_list_that_hangs_does_not_hold_up_collections(store_url: str, deadline: float | None) -> None:
     """A collection waits for ten seconds, or for half its deadline, and the next ones not at all."""
@@ -255,8 +238,6 @@ async def test_a_list_that_hangs_does_not_hold_up_collections(store_url: str, de
         assert "no answer came in time" in str(said)
 
 
-@BOTH
-@KIND
 async def test_what_the_store_knows_is_not_forgotten(store_url: str, kind: str) -> None:
     """Neither a transaction that an acknowledgement named wrongly, nor one that was refused softly days ago."""
     world, events = make_world(store_url), list[Any]()
@@ -283,7 +264,6 @@ async def test_what_the_store_knows_is_not_forgotten(store_url: str, kind: str) 
 
 
 @pytest.mark.slow
-@BOTH
 async def test_a_gap_leaves_room_for_payments_made_twice(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of forgotten transactions do not keep a payment that was made twice from being reported."""
     monkeypatch.setattr(module, "_MOST", 4)
@@ -308,7 +288,6 @@ def two_merchants(url: str) -> World:
     return world
 
 
-@BOTH
 async def test_another_merchants_poller_concludes_nothing(store_url: str) -> None:
     """It does not begin, since it would ask for the payments of all processes; nor does `identify`."""
     world = two_merchants(store_url)
@@ -387,7 +366,6 @@ async def test_all_processes_hear_that_a_final_state_contradicts_the_record(stor
                     await poller.wait(payment.id)
 
 
-@BOTH
 async def test_a_message_that_cannot_be_read_back_stalls_no_other_payment(
     store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -454,7 +432,6 @@ async def test_a_row_of_the_account_that_someone_has_edited_is_an_error_of_ours(
     assert len(sandbox.transactions) == 1
 
 
-@BOTH
 async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(store_url: str) -> None:
     """A row that was edited: the store is compared with its service all the same, and payments go on."""
     world = make_world(store_url)
@@ -468,7 +445,6 @@ async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(store_u
         await world.pay(client, [order("disbursements", "k2", 2)])
 
 
-@BOTH
 async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its state counts, its error names the fault, and the log has one line; a row without sense is a `StoreError`."""
     world, account = make_world(store_url), f"account-{uuid.uuid4()}"  # the log has each once in a process
@@ -585,7 +561,6 @@ async def test_a_transaction_of_another_merchant_ends_no_payment(
     assert "is another merchant's" in caplog.text
 
 
-@BOTH
 async def test_another_merchants_list_is_not_compared(store_url: str) -> None:
     """Its transactions are neither recorded nor do they stop ours."""
     world = two_merchants(store_url)
@@ -599,8 +574,6 @@ async def test_another_merchants_list_is_not_compared(store_url: str) -> None:
         assert await client.payments.unclaimed(None) == []
 
 
-@BOTH
-@KIND
 async def test_an_account_that_moved_to_a_service_with_a_past(store_url: str, kind: str) -> None:
     """After `rebind`, neither its past nor that it does not know our old transactions stops a payment."""
     world = make_world(store_url)
@@ -621,7 +594,6 @@ async def test_an_account_that_moved_to_a_service_with_a_past(store_url: str, ki
             await anyio.sleep(10 * MINUTE)
 
 
-@BOTH
 async def test_new_credentials_while_lookups_lag(store_url: str) -> None:
     """A payment of just now may not be found yet: they look up one that is older than the grace period."""
     world = make_world(store_url)
@@ -675,7 +647,6 @@ class Rotating:
         raise AssertionError
 
 
-@BOTH
 async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> None:
     """Those of one source are the same credentials, also for clients with other options."""
     world = make_world(store_url)
@@ -689,7 +660,6 @@ async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> 
 
 
 @pytest.mark.slow
-@BOTH
 async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
     """Thirty processes with a token each look an own transaction up once, and not before each payment."""
     world = make_world(store_url)
@@ -705,7 +675,6 @@ async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
         assert world.service.lookups <= len(clients)
 
 
-@BOTH
 async def test_credentials_that_are_refused_raise_that(store_url: str) -> None:
     """Not that the account cannot be checked: the payment would be refused, too."""
     world = make_world(store_url)

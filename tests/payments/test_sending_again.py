@@ -21,10 +21,8 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
-    BOTH,
     GRACE,
     HOUR,
-    KINDS,
     MINUTE,
     RESEND,
     TYPES,
@@ -39,7 +37,7 @@ from tests.payments.second_world import (
 from tests.payments.service import Outage
 from tests.support.second_service import ListBehaviour, Payment, Row, dropped, error
 
-KIND = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.pairs
 
 
 def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Response:
@@ -85,7 +83,6 @@ def unreadable(request: httpx.Request) -> httpx.Response:
 
 @pytest.mark.slow
 @RESEND
-@KIND
 @HOW
 async def test_a_list_that_was_behind_is_looked_at_again(store_url: str, kind: str, resend: bool, how: str) -> None:
     """A list that shows payments late costs nothing: the key's next use finds the payment, and sends nothing."""
@@ -106,7 +103,6 @@ async def test_a_list_that_was_behind_is_looked_at_again(store_url: str, kind: s
 
 @pytest.mark.slow
 @RESEND
-@KIND
 async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str, resend: bool) -> None:
     """Somebody confirmed an absence too early: what the list shows by then becomes a candidate, and nothing is sent."""
     world, asked = make_world(store_url, resend=resend), order(kind)
@@ -126,8 +122,6 @@ async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str,
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: str) -> None:
     """Once an operator has said that none of the candidates is the payment, its key sends."""
     world, asked = make_world(store_url), order(kind)
@@ -149,8 +143,6 @@ async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: s
 
 
 @pytest.mark.costly("runs lines of payments/reconciliation.py, payments/creates.py that no quick test runs")
-@BOTH
-@KIND
 async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, kind: str) -> None:
     """Dismissed as candidate of one key, a transaction still keeps the key that has made it from being sent again."""
     world, first, second = make_world(store_url), order(kind, "first"), order(kind, "second")
@@ -172,8 +164,6 @@ async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, 
         await world.hold(client, at_end=True)
 
 
-@BOTH
-@KIND
 async def test_a_word_needs_no_comparison(store_url: str, kind: str) -> None:
     """A new merchant's operator confirms an absence: one look without a match is enough."""
     world, asked = make_world(store_url), order(kind)
@@ -188,8 +178,6 @@ async def test_a_word_needs_no_comparison(store_url: str, kind: str) -> None:
         await world.hold(client, at_end=True)
 
 
-@BOTH
-@KIND
 @pytest.mark.parametrize("state", ["REFUSED", "RELEASED"])
 async def test_nothing_is_sent_while_the_list_cannot_be_read(store_url: str, kind: str, state: str) -> None:
     """Without a look the call fails, before anything is sent; the payment stays as it is, and the key works later."""
@@ -214,7 +202,6 @@ async def test_nothing_is_sent_while_the_list_cannot_be_read(store_url: str, kin
 
 
 @pytest.mark.slow
-@BOTH
 async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(store_url: str) -> None:
     """The merchant's general word for absent collections needs a look of its own, too."""
     world, asked = make_world(store_url, resend=True), order("collections")
@@ -232,8 +219,6 @@ async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(st
         assert isinstance(await world.attempt(client, asked), Acknowledgement)
 
 
-@BOTH
-@KIND
 async def test_a_soft_refusal_of_a_new_merchant(store_url: str, kind: str) -> None:
     """Where the store knows no payment to compare with, a collection is sent again, and a disbursement waits."""
     world, asked = make_world(store_url), order(kind)
@@ -254,8 +239,6 @@ async def test_a_soft_refusal_of_a_new_merchant(store_url: str, kind: str) -> No
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_look_that_ended_since_a_create_asked_serves_it(
     store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,8 +264,6 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
 
 
 @pytest.mark.costly("runs lines of payments/reconciler.py that no quick test runs")
-@BOTH
-@KIND
 async def test_a_look_that_ended_meanwhile_serves_a_create(
     store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,8 +289,6 @@ async def test_a_look_that_ended_meanwhile_serves_a_create(
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 @HOW
 async def test_a_soft_refusal_and_its_duplicate(store_url: str, kind: str, how: str) -> None:
     """Two keys of one kind, the first refused softly: neither gets the other's transaction, however it went."""
@@ -336,8 +315,6 @@ async def test_a_soft_refusal_and_its_duplicate(store_url: str, kind: str, how: 
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_masked_number_that_two_payments_share_decides_nothing(store_url: str, kind: str) -> None:
     """A row whose hidden digits could be those of two lost payments is a candidate of both, and taken for neither."""
     world = make_world(store_url)
@@ -382,8 +359,6 @@ OTHERS: dict[str, Callable[[Row], Row]] = {
 }
 
 
-@BOTH
-@KIND
 async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) -> None:
     """The acknowledgement has our id and somebody else's values: the transaction of that id decides."""
     world = make_world(store_url)
@@ -396,8 +371,6 @@ async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) 
         await world.hold(client, at_end=True)
 
 
-@BOTH
-@KIND
 async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_result_unknown(
     store_url: str, kind: str
 ) -> None:
@@ -416,8 +389,6 @@ async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_resul
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: str, kind: str) -> None:
     """A payment is not called absent while the list shows the transaction that its acknowledgement has named."""
     world, asked = make_world(store_url), order(kind)
@@ -446,7 +417,6 @@ async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: st
 
 @pytest.mark.slow
 @RESEND
-@KIND
 @pytest.mark.parametrize("named", ["a stranger's", "another of ours", "nothing"])
 async def test_an_acknowledgement_of_another_payment_is_not_ours(
     store_url: str, kind: str, resend: bool, named: str

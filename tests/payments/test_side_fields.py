@@ -10,8 +10,10 @@ import pytest
 
 from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, PaymentState
 from tests.contract import samples
-from tests.payments.second_world import BOTH, GRACE, HOUR, Order, World, make_world, number
+from tests.payments.second_world import GRACE, HOUR, Order, World, make_world, number
 from tests.support.second_service import SecondService
+
+pytestmark = pytest.mark.pairs
 
 # JSON texts in place of a side field. Its name is that of a field of a transaction, or of a part of one.
 TEXTS = cycle(["null", '""', "[]", "{}", "17", "true", "1e999999999", '"\\ud800"', '"\\u0000"', '"x"', "[[]]", "-5.5"])
@@ -48,7 +50,6 @@ def twisted(store_url: str) -> tuple[World, Twisted]:
 
 
 @pytest.mark.slow
-@BOTH
 async def test_a_payment_ends_as_it_would_have(store_url: str) -> None:
     """Whatever one side field of the answers holds: acknowledgement, get, wait, list and audit show the payment."""
     world, wire = twisted(store_url)
@@ -73,7 +74,6 @@ async def test_a_payment_ends_as_it_would_have(store_url: str) -> None:
 
 
 @pytest.mark.slow
-@BOTH
 async def test_the_poller_follows_it_to_its_end(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Also by the pages of the list, and also without any time of the service."""
     world, wire = twisted(store_url)
@@ -95,7 +95,6 @@ async def test_the_poller_follows_it_to_its_end(store_url: str, caplog: pytest.L
 
 
 @pytest.mark.slow
-@BOTH
 async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
     """Its type, number, amount and time are enough: no reference, network, fees or settlement is needed."""
     world, wire = twisted(store_url)
@@ -112,7 +111,6 @@ async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
 
 
 @pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
-@BOTH
 async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
     """It is a candidate of its kind: neither adopted nor absent. Payments of other kinds are decided as ever."""
     world = make_world(store_url)
@@ -131,7 +129,6 @@ async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
 
 
 @pytest.mark.costly("runs lines of payments/evidence.py that no quick test runs")
-@BOTH
 async def test_a_row_without_a_time_is_no_control(store_url: str) -> None:
     """Known payments that the list shows without a time prove nothing about the times around them."""
     world = make_world(store_url)

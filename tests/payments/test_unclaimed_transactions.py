@@ -26,11 +26,9 @@ from mobilemoney_async.events import ChangeParked, Event, TransactionUnclaimed
 from mobilemoney_async.payments import unclaimed as module
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
-    BOTH,
     DAY,
     GRACE,
     HOUR,
-    KINDS,
     MINUTE,
     TYPES,
     Order,
@@ -42,7 +40,7 @@ from tests.payments.second_world import (
 from tests.support.fakes import NOON
 from tests.support.second_service import ListBehaviour, Payment
 
-KIND = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.pairs
 
 
 def order(kind: str, key: str = "k", last: int = 1) -> Order:
@@ -117,8 +115,6 @@ TWICE: dict[str, Pays] = {
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 @pytest.mark.parametrize("name", TWICE)
 async def test_a_second_transaction_is_reported_and_stops_a_third(store_url: str, kind: str, name: str) -> None:
     """It is unclaimed, a new key of its kind waits for an operator's explanation, and so the money stops leaving."""
@@ -142,8 +138,6 @@ async def test_a_second_transaction_is_reported_and_stops_a_third(store_url: str
         assert await unclaimed(client) == set()
 
 
-@BOTH
-@KIND
 async def test_a_suspicion_stops_a_kind_for_a_while(store_url: str, kind: str) -> None:
     """A collection waits for an hour, a disbursement for a day; the report stays."""
     world, asked = make_world(store_url), order(kind)
@@ -159,8 +153,6 @@ async def test_a_suspicion_stops_a_kind_for_a_while(store_url: str, kind: str) -
         assert second in await unclaimed(client)
 
 
-@BOTH
-@KIND
 async def test_a_transaction_that_failed_stops_nothing(store_url: str, kind: str) -> None:
     world, asked = make_world(store_url), order(kind)
     async with world.client() as client:
@@ -172,7 +164,6 @@ async def test_a_transaction_that_failed_stops_nothing(store_url: str, kind: str
         assert isinstance(await world.attempt(client, Order("new", kind, asked.phone_number)), Acknowledgement)
 
 
-@BOTH
 @pytest.mark.parametrize("sole_writer", [None, True, False])
 async def test_strangers_are_reported_unless_others_pay_too(store_url: str, sole_writer: bool | None) -> None:
     """A row that fits no attempt is reported, and stops its kind for a sole writer; with others it is not reported."""
@@ -187,7 +178,6 @@ async def test_strangers_are_reported_unless_others_pay_too(store_url: str, sole
         assert isinstance(said, DuplicateSuspected if sole_writer else Acknowledgement), said
 
 
-@BOTH
 @pytest.mark.parametrize("hours", [-3, 0, 3])
 async def test_what_is_older_than_the_account_is_history(store_url: str, hours: int) -> None:
     """Transactions from before the store's first record are not reported, nor is what the store claims.
@@ -208,8 +198,6 @@ async def test_what_is_older_than_the_account_is_history(store_url: str, hours: 
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str, kind: str) -> None:
     """What could be an unknown payment is not called a stranger while that is open."""
     world, asked = make_world(store_url), order(kind)
@@ -228,7 +216,6 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
 
 
 @pytest.mark.costly("runs lines of payments/feed.py, payments/consumers.py that no quick test runs")
-@BOTH
 async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,7 +263,6 @@ async def a_reconciliation(client: AsyncClient, ids: list[str]) -> None:
 
 
 @pytest.mark.slow
-@BOTH
 @pytest.mark.parametrize("look", [a_poller, a_bulk_lookup, a_reconciliation])
 async def test_every_page_counts(store_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
     """Whatever reads the list, a repeated payment is noticed, at no request of its own."""
@@ -294,7 +280,6 @@ async def test_every_page_counts(store_url: str, look: Callable[[AsyncClient, li
         assert await unclaimed(client) == {second}
 
 
-@BOTH
 async def test_a_page_of_known_rows_asks_nothing_of_the_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The good path costs no query: the rows of this process's own payments are known."""
     world = make_world(store_url)
@@ -310,8 +295,6 @@ async def test_a_page_of_known_rows_asks_nothing_of_the_store(store_url: str, mo
         assert world.service.lists == 1
 
 
-@BOTH
-@KIND
 async def test_a_payment_on_its_way_is_left_alone(store_url: str, kind: str) -> None:
     """The list may show a payment long before its answer comes; that is no second payment."""
     world, asked = make_world(store_url), order(kind)
@@ -328,8 +311,6 @@ async def test_a_payment_on_its_way_is_left_alone(store_url: str, kind: str) -> 
         assert (await world.get(other, "k")).state is PaymentState.ACKNOWLEDGED
 
 
-@BOTH
-@KIND
 async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, kind: str) -> None:
     """Another process may be about to record it: two looks within the grace period and a time-out prove nothing."""
     world, asked = make_world(store_url), order(kind)
@@ -348,8 +329,6 @@ async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, 
 
 
 @pytest.mark.slow
-@BOTH
-@KIND
 async def test_processes_that_read_the_list_once_judge_what_others_have_seen(store_url: str, kind: str) -> None:
     """As commands in cron do. Before the store is compared with the service, it may have forgotten the payment."""
     world, asked = make_world(store_url), order(kind)
@@ -369,7 +348,6 @@ async def test_processes_that_read_the_list_once_judge_what_others_have_seen(sto
         assert await unclaimed(command) == {second}
 
 
-@BOTH
 async def test_a_row_older_than_a_week_is_history(store_url: str) -> None:
     world = make_world(store_url)
     async with world.client() as client:
@@ -380,7 +358,6 @@ async def test_a_row_older_than_a_week_is_history(store_url: str) -> None:
         assert await unclaimed(client) == set()
 
 
-@BOTH
 async def test_rows_of_another_merchant_are_not_reported(store_url: str) -> None:
     """The merchant is the one of the rows that our own acknowledgements name."""
     world = make_world(store_url)
@@ -405,7 +382,6 @@ SPELLINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("name", SPELLINGS)
 async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, name: str) -> None:
     """The new key of its kind is stopped, although the list does not spell its number or type as we do."""
@@ -424,7 +400,6 @@ async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, nam
 
 
 @pytest.mark.slow
-@BOTH
 async def test_a_key_that_was_not_sent_waits_too(store_url: str) -> None:
     """An operator may have paid by hand while the network was away: the order is not paid again by its own key."""
     world, asked = make_world(store_url), order("disbursements")
@@ -445,7 +420,6 @@ async def test_a_key_that_was_not_sent_waits_too(store_url: str) -> None:
         assert isinstance(await world.attempt(client, asked), Acknowledgement)
 
 
-@BOTH
 async def test_what_fails_later_stops_nothing_any_more(store_url: str) -> None:
     world, asked = make_world(store_url), order("disbursements")
     async with world.client() as client:
@@ -460,8 +434,6 @@ async def test_what_fails_later_stops_nothing_any_more(store_url: str) -> None:
         assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
 
 
-@BOTH
-@KIND
 async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: str) -> None:
     """With `sole_writer=False` a payment in the list may be another system's: someone decides."""
     world, asked = make_world(store_url), order(kind)
@@ -477,7 +449,6 @@ async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: st
         await client.payments.identify("k", record.candidates[0], note="Asha found the receipt")
 
 
-@BOTH
 async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(store_url: str) -> None:
     """As when someone identifies it: it is not explained by hand as well."""
     world, asked = make_world(store_url), order("collections")
@@ -498,7 +469,6 @@ async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(
         store.database.close()
 
 
-@BOTH
 async def test_the_list_of_unclaimed_transactions(store_url: str) -> None:
     """It says all that an operator needs, without a whole phone number, and keeps the explanation."""
     world, asked = make_world(store_url), order("collections")
@@ -535,7 +505,6 @@ async def test_the_list_of_unclaimed_transactions(store_url: str) -> None:
             await client.payments.unclaimed("OPEN")
 
 
-@BOTH
 async def test_the_digest_of_a_number_needs_the_key_of_its_database(store_url: str) -> None:
     """The table of unclaimed transactions alone shows nobody's number."""
     world = make_world(store_url)
@@ -557,7 +526,6 @@ def test_sole_writer_is_a_bool_or_none(value: Any) -> None:
         SQLStore("sqlite:///payments.db", sole_writer=value)
 
 
-@BOTH
 async def test_explanations_are_kept_for_a_month(store_url: str) -> None:
     """An old explanation is dropped when another transaction is recorded."""
     world = make_world(store_url)
@@ -581,7 +549,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.slow
-@BOTH
 async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """A flood of strangers is one line in five minutes, with their number and the first few."""
     world, events = make_world(store_url), list[Event]()
@@ -608,7 +575,6 @@ async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog:
         assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 11
 
 
-@BOTH
 async def test_strangers_beyond_the_most_are_left_out(
     store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,7 +599,6 @@ async def test_strangers_beyond_the_most_are_left_out(
         assert len([line for line in warnings(caplog) if "sole_writer=False" in line]) == 1
 
 
-@BOTH
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])
 async def test_a_failing_store_harms_no_page(
     store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -658,7 +623,6 @@ async def test_a_failing_store_harms_no_page(
         assert await unclaimed(client) == {second}
 
 
-@BOTH
 async def test_a_cancelled_call_loses_no_report(store_url: str) -> None:
     """Cancelled while a row is recorded, a call reports it first; cancelled before, the next page does."""
     world, events = make_world(store_url), list[Event]()
