@@ -22,7 +22,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import service_address
 from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
-from mobilemoney_async.payments.queries import Work
+from mobilemoney_async.payments.due import Work
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.claims import Claim, Claims
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from itertools import chain
 
 import attrs
 
@@ -257,46 +258,60 @@ class Evidence:
         may treat the other type otherwise), at most seven days away, and in the days that were asked for. Their request
         must have ended before the search was sent, or have begun after the search was given up, and have ended at least
         `grace` before the listing began. A list that hides any other such payment may hide the lost one, too.
+
+        A part of the list passes no control; the reason then says first what a whole one would lack, too.
         """
-        if not self.walk.is_complete:
-            return Control(reason=_NOT_WHOLE)
         skew = self.skew(query)
-        witnesses = self._nearest(query, skew, known)
-        earlier = [each for each, own in witnesses if own.ended_at <= query.sent_at][:_COMPARED]
-        later = [each for each, own in witnesses if own.sent_at >= query.ended_at][:_COMPARED]
-        hidden = [each for each, _ in self._nearest(query, skew, self.hidden)]
-        contradictions = (self._contradiction(record, skew) for record in (*earlier, *later, *hidden))
-        reason = next(filter(None, contradictions), None)
-        if reason is not None:
-            return Control(is_failed=True, reason=reason)
+        witnesses = self._nearest(query, known)
+        earlier = [record for record, own in witnesses if own.ended_at <= query.sent_at]
+        later = [record for record, own in witnesses if own.sent_at >= query.ended_at]
+        if self.walk.is_complete:
+            hidden = [record for record, _ in self._nearest(query, self.hidden)]
+            sides = (self._with_place(each, skew)[:_COMPARED] for each in (earlier, later))
+            compared = [*chain.from_iterable(sides), *self._with_place(hidden, skew)]
+            reason = next(filter(None, (self._contradiction(record, skew) for record in compared)), None)
+            if reason is not None:
+                return Control(is_failed=True, reason=reason)
         if not self._is_settled(query):
             return Control(reason=Reason(PaymentCause.IN_GRACE))
         if not earlier:
             begin = query.window(skew)[0]
             has_older = any(row.created_at is not None and row.created_at <= begin for row in self.walk.rows)
-            return Control(reason=Reason(PaymentCause.NO_EARLIER if has_older else PaymentCause.TOO_OLD))
+            is_too_old = self.walk.is_complete and not has_older
+            return Control(reason=Reason(PaymentCause.TOO_OLD if is_too_old else PaymentCause.NO_EARLIER))
         if not later:
             return Control(reason=Reason(PaymentCause.NO_LATER))
+        if not self.walk.is_complete:
+            return Control(reason=_NOT_WHOLE)
+        for side in (earlier, later):
+            if not self._with_place(side, skew):
+                is_untimed = any(self._is_untimed(record) for record in side)
+                return Control(reason=Reason(PaymentCause.UNTIMED if is_untimed else PaymentCause.OTHER_DAYS))
         return Control(passed=True)
 
     def _nearest(
-        self, query: PaymentQuery, skew: Skew | None, known: Iterable[PaymentRecord]
+        self, query: PaymentQuery, known: Iterable[PaymentRecord]
     ) -> Sequence[tuple[PaymentRecord, PaymentQuery]]:
-        """Return the payments that the listing can be compared with, nearest first.
-
-        A row without a readable time is of no place in the list: its payment is neither shown nor hidden.
-        """
+        """Return the payments that a listing of all days could be compared with, nearest first."""
         found = []
         for record in known:
-            row = self._rows.get(record.transaction_id or "")
-            if row is not None and row.created_at is None:
-                continue
             own = query_for(record)
             distance = abs(own.sent_at - query.sent_at)
             is_near = record.type == query.type and distance <= _FARTHEST
-            if is_near and record.transaction_id and self._is_settled(own) and self.walk.asked(*own.window(skew)):
+            if is_near and record.transaction_id and self._is_settled(own):
                 found.append((distance, record, own))
         return [(record, own) for _, record, own in sorted(found, key=lambda each: each[0])]
+
+    def _with_place(self, records: Iterable[PaymentRecord], skew: Skew | None) -> Sequence[PaymentRecord]:
+        """Return those of some payments that have a place in the days that were asked for."""
+        return [
+            each for each in records if not self._is_untimed(each) and self.walk.asked(*query_for(each).window(skew))
+        ]
+
+    def _is_untimed(self, record: PaymentRecord) -> bool:
+        """Return whether a payment's row has no readable time, and so no place: it is neither shown nor hidden."""
+        row = self._rows.get(record.transaction_id or "")
+        return row is not None and row.created_at is None
 
     def _is_settled(self, query: PaymentQuery) -> bool:
         return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
@@ -330,7 +345,7 @@ class Evidence:
         if not near:
             flaw = self._flaw(key, query, skew)
             if flaw is not None:
-                return Verdict(reason=flaw)
+                return Verdict(reason=flaw if self.walk.is_complete else control.reason or flaw)
             return Verdict(is_clear=True, absent_ok=control.passed, reason=control.reason)
         ids = sorted(near)
         by, row = near[ids[0]]

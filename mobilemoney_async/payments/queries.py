@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, TypeVar
@@ -24,10 +23,10 @@ from mobilemoney_async.database.schema import (
     unclaimed,
 )
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.matching import shift
-from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 from mobilemoney_async.values import is_id
 
@@ -35,25 +34,12 @@ T = TypeVar("T")
 
 # Transaction ids in one statement.
 _IDS_AT_ONCE = 500
-# For how long a payment is looked for that was refused without a code of the contract, or confirmed absent; and one of
-# the former for which a create has asked.
-_SEARCHED, _REMEMBERED = timedelta(days=1), timedelta(days=30)
-# Queued payments that are due so soon are work already: a dispatcher is not worth stopping for a minute.
-_SOON = timedelta(minutes=1)
-# Payments on each side that a listing is compared with, and how far away they may be.
-_NEAREST, _COMPARED = 5, timedelta(days=7)
+_DAY = timedelta(days=1)
 # Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
 # decides.
 _MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
-# Payments without a known transaction that the list may show, each with an index.
-_SEARCHABLE: Sequence[sa.ColumnElement[bool] | sa.TextClause] = (
-    *(_columns.state == state for state in (PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED)),
-    WAS_REFUSED_SOFTLY,
-)
-# Payments whose transaction is that of a request whose time is known. An imported one shows only the service's clock.
-_COMPARABLE = (_columns.transaction_id.is_not(None), _columns.attempt == 1, _columns.extra_digest != UNKNOWN_EXTRA)
 # Payments whose transaction is final, and contradicts them; see `Journal.record_seen`.
 IS_CONTRADICTED: sa.ColumnElement[bool] = sa.and_(
     _columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_not(None)
@@ -114,108 +100,11 @@ def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
-def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> list[PaymentRecord]:
-    """Return the payments to look for in the service's list: those whose time has come, and that of `key`.
-
-    Unknown ones; absent ones of the last week; those refused without a code of the contract in the last day, once after
-    the grace period; those confirmed absent in the last day, once; and either of these two that a create has asked for
-    within a day, without a result.
-    """
-    here, wanted = _columns.account == journal.account, _is_due(now, grace)
-    if key is not None:
-        wanted.append(sa.and_(_columns.key == key, sa.or_(*_SEARCHABLE)))
-    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
-    found = {row.key: to_record(row) for row in rows}
-    found |= {record.key: record for record in _comparable_now(journal, now, grace)}
-    return sorted(found.values(), key=lambda record: (record.created_at, record.key))
-
-
-def _is_due(now: datetime, grace: float) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions of `due`, of which each has an index."""
-    a_day_ago, settled_at = now - _SEARCHED, now - timedelta(seconds=grace)
-    is_due = sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= now)
-    is_asked_for = _columns.next_look_at.between(a_day_ago, now)
-    is_new_refusal = sa.and_(_columns.ended_at.between(a_day_ago, settled_at), _columns.walks == 0, is_due)
-    is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_due)
-    return [
-        sa.and_(_columns.state == PaymentState.UNKNOWN, is_due),
-        sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= now - _COMPARED, is_due),
-        sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= now - _REMEMBERED, sa.or_(is_new_refusal, is_asked_for)),
-        sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(is_new_release, is_asked_for)),
-    ]
-
-
-class Work(enum.IntFlag):
-    """Work that is due in an account: payments to follow, to look for in the list, and to send from the queue."""
-
-    FOLLOW = 1
-    RECONCILE = 2
-    DISPATCH = 4
-
-
-def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -> dict[str, Work]:
-    """Return the accounts of a database in which work is due, and which.
-
-    Queued, unidentified and softly refused payments have small indexes of their own. Of the others, each account costs
-    a look at its place in an index, however many payments it has.
-    """
-    is_queued, soon = sa.text("state = 'QUEUED'"), now + _SOON
-    is_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
-    *due_ones, is_released = _is_due(now, grace)
-    unidentified, refused = (sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, *due_ones[:2])), due_ones[2])
-    at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
-    is_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
-    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(is_queued, at_once))]
-    selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
-    for work, each in ((Work.FOLLOW, is_pending), (Work.RECONCILE, is_released)):
-        # A scalar, which no database turns into a join with a million payments.
-        first = sa.select(_columns.state).where(_columns.account == accounts.c.account, each).limit(1)
-        selects.append((work, sa.select(accounts.c.account).where(first.scalar_subquery().is_not(None))))
-    found: dict[str, Work] = {}
-    for work, statement in selects:
-        for account in connection.execute(statement).scalars():
-            found[account] = found.get(account, Work(0)) | work
-    return found
-
-
-def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[PaymentRecord]:
-    """Return the unknown payments of the last week that only lacked a later payment to compare with, and have one."""
-    here = _columns.account == journal.account
-    lacks = _columns.cause.in_((PaymentCause.NO_LATER, PaymentCause.IN_GRACE))
-    waiting = (_columns.state == PaymentState.UNKNOWN, lacks, _columns.candidates.is_(None))
-    rows = journal.connection.execute(
-        sa.select(payments).where(here, *waiting, _columns.looked_at >= now - _COMPARED)
-    ).all()
-    if not rows:
-        return []
-    # Of payments after the list's grace period: those that the latest look could not be compared with.
-    settles = timedelta(seconds=grace)
-    since = min(row.sent_at for row in rows)
-    known = (*_COMPARABLE, _columns.ended_at <= now - settles)
-    found: list[PaymentRecord] = []
-    for kind in {row.type for row in rows}:
-        latest = journal.connection.execute(
-            sa.select(_columns.sent_at, _columns.ended_at)
-            .where(here, *known, _columns.type == kind, _columns.sent_at > since)
-            .order_by(_columns.sent_at.desc())
-            .limit(1)
-        ).one_or_none()
-        found += [
-            to_record(row)
-            for row in rows
-            if latest is not None
-            and row.type == kind
-            and row.ended_at <= latest.sent_at <= row.ended_at + _COMPARED
-            and latest.ended_at + settles > row.looked_at
-        ]
-    return found
-
-
 def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
     """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
-    start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _SEARCHED)
+    start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
     here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
-    statements = (sa.select(payments).where(here, each, is_of_them) for each in _SEARCHABLE)
+    statements = (sa.select(payments).where(here, each, is_of_them) for each in SEARCHABLE)
     return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
 
 
@@ -225,24 +114,10 @@ def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
     Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
     """
     here = _columns.account == journal.account
-    is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_SEARCHED)
+    is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_DAY)
     wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
     rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
     return [to_record(row) for row in rows]
-
-
-def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
-    """Return the nearest payments of a payment's type with a known transaction, a few before it and a few after it."""
-    assert record.sent_at is not None
-    at, ended_at = record.sent_at, record.ended_at or record.sent_at
-    sent_at = _columns.sent_at
-    sides = (
-        (sent_at.between(at - _COMPARED, at), sent_at.desc()),
-        (sent_at.between(ended_at, ended_at + _COMPARED), sent_at),
-    )
-    known = (_columns.account == journal.account, _columns.type == str(record.type), *_COMPARABLE)
-    nearest = (sa.select(payments).where(*known, where).order_by(order).limit(_NEAREST) for where, order in sides)
-    return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
 
 
 def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
@@ -253,7 +128,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     known = (
         _columns.account == journal.account,
         _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
-        *_COMPARABLE,
+        *comparable(_columns),
         _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
     )
     statement = sa.select(_columns.key, _columns.transaction_id).where(*known)

@@ -78,6 +78,12 @@ _SENTENCES: Mapping[PaymentCause, str] = {
 }
 
 
+LACKS: frozenset[PaymentCause] = frozenset(
+    {PaymentCause.IN_GRACE, PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.NO_LATER}
+)
+"""Causes for which no listing can show that a payment is absent: time has to pass, or another payment to settle."""
+
+
 @attrs.frozen
 class Reason:
     """Reason why a payment is open.

@@ -25,6 +25,7 @@ from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.changes import prune_changes
+from mobilemoney_async.payments.due import Due, due, neighbours
 from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
@@ -32,12 +33,10 @@ from mobilemoney_async.payments.matching import date_ranges, query_for, shift
 from mobilemoney_async.payments.queries import (
     chunks,
     doubtful,
-    due,
     explained_ids,
     find_all,
     hidden,
     merchant_of,
-    neighbours,
     owners,
     searchable,
     select,
@@ -123,10 +122,10 @@ class Reconciler:
         if asked:
             async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
                 # The own payment as it was asked for: another task may have looked for it since.
-                await self._under_lease([*asked, *filter(None, [own])], key)
-        return await self._store.read(lambda journal: find_all(journal, keys.union(each.key for each in asked)))
+                await self._under_lease([*(each.record for each in asked), *filter(None, [own])], key)
+        return await self._store.read(lambda journal: find_all(journal, keys.union(each.record.key for each in asked)))
 
-    async def _due(self, key: str | None) -> list[PaymentRecord]:
+    async def _due(self, key: str | None) -> list[Due]:
         now = self._utcnow()
         return await self._store.read(lambda journal: due(journal, now, key=key, grace=self._store.grace))
 
@@ -142,9 +141,9 @@ class Reconciler:
                     break
                 await anyio.sleep(_PAUSE)
             payments = [
-                record
-                for record in await self._due(key)
-                if before.get(record.key, _last_look(record)) == _last_look(record)
+                each
+                for each in await self._due(key)
+                if before.get(each.record.key, _last_look(each.record)) == _last_look(each.record)
             ]
             if payments:
                 await while_renewed(lambda: self._look(payments, key), lambda: self._hold(_LEASE), every=_LEASE / 3)
@@ -160,19 +159,19 @@ class Reconciler:
         )
         return held
 
-    async def _look(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
+    async def _look(self, payments: Sequence[Due], key: str | None) -> None:
         """Look for payments: near their sends, where that may be enough, and then in whole days."""
-        now, left = self._utcnow(), {record.key: record for record in payments}
-        for cluster in _clusters(record for record in payments if self._is_looked_for_nearby(record, key, now)):
+        left = {each.record.key: each for each in payments}
+        for cluster in _clusters(each.record for each in payments if not self._is_listed_whole(each, key)):
             windows = [query_for(record).window(None) for record in cluster]
             start = shift(min(start for start, _ in windows), self._memory.ahead)
             end = shift(max(end for _, end in windows), self._memory.ahead)
             walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
             evidence, judged = await self._judge(walk, cluster)
             for record in judged:
-                if not _needs_whole_days(left[record.key], record, evidence, now):
+                if not _needs_whole_days(left[record.key], record, evidence):
                     del left[record.key]
-        await self._look_in_whole_days(left.values())
+        await self._look_in_whole_days(each.record for each in left.values())
 
     async def _look_in_whole_days(self, payments: Iterable[PaymentRecord]) -> None:
         clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
@@ -185,28 +184,24 @@ class Reconciler:
             also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
             await self._judge(walk, [*asked.values(), *also], is_whole=True)
 
-    def _is_looked_for_nearby(self, record: PaymentRecord, key: str | None, now: datetime) -> bool:
-        """Return whether a look near the send of a payment suffices for now: one of whole days costs more."""
-        if record.state is PaymentState.ABSENT:
-            # One that may be sent again needs a look in whole days.
-            may_send = clearance(record, now, absent_suffices=self._store.resend_absent_collections)
-            return record.key != key or may_send is Clearance.NEVER
-        # After the first look whole days are needed, for its absence; but not for every create that asks.
-        return record.state is PaymentState.UNKNOWN and (not record.walks or not _is_due(record, now))
+    def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
+        """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""
+        if payment.record.state is not PaymentState.ABSENT or payment.record.key != key:
+            return payment.in_whole_days
+        may_send = clearance(payment.record, None, absent_suffices=self._store.resend_absent_collections)
+        return may_send is not Clearance.NEVER
 
     async def _span(self, cluster: Sequence[PaymentRecord]) -> tuple[datetime, datetime]:
         """Return the time to list for some payments, with the nearest ones that the listing is compared with."""
-        around = await self._store.read(
-            lambda journal: [*neighbours(journal, cluster[0]), *neighbours(journal, cluster[-1])]
-        )
-        begin, end = query_for(cluster[0]).sent_at, query_for(cluster[-1]).sent_at
-        sent = [query_for(record).sent_at for record in around]
-        nearest = {
-            max((at for at in sent if at <= begin), default=None),
-            min((at for at in sent if at >= end), default=None),
-        }
-        compared = [record for record in around if record.sent_at in nearest]
-        windows = [query_for(record).window(None) for record in (*cluster, *compared)]
+        settled_at = self._utcnow() - timedelta(seconds=self._store.grace)
+        # The first and the last of each type; the others are between them.
+        edges = {record.type: record for record in reversed(cluster)}, {record.type: record for record in cluster}
+
+        def find(journal: Journal) -> list[PaymentRecord]:
+            ends = [each for side in edges for each in side.values()]
+            return [other for each in ends for other in neighbours(journal, each, settled_at=settled_at, most=1)]
+
+        windows = [query_for(record).window(None) for record in (*cluster, *await self._store.read(find))]
         return min(start for start, _ in windows), max(end for _, end in windows)
 
     async def _judge(
@@ -254,7 +249,8 @@ def _judge_one(
 ) -> PaymentRecord:
     query = evidence.searches[record.key]
     skew = evidence.skew(query)
-    control = evidence.control(query, neighbours(journal, record))
+    settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
+    control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
     verdict, rival = evidence.judge(record.key, control), None
     if verdict.adopt is not None and not is_sole_writer:
         only = (verdict.adopt.id,)
@@ -275,24 +271,20 @@ def _judge_one(
     return record_listing(journal, record, look)
 
 
-def _needs_whole_days(before: PaymentRecord, record: PaymentRecord, evidence: Evidence, now: datetime) -> bool:
+def _needs_whole_days(before: Due, record: PaymentRecord, evidence: Evidence) -> bool:
     """Return whether a payment must be looked for in whole days, after a look near its send that changed `before`."""
     if evidence.walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
         return False
     if record.candidates:
         # A part of the list can show a match, and leave open whether there is another one.
-        return _is_due(before, now) or record.candidates != before.candidates
+        return before.is_due or record.candidates != before.record.candidates
     # The clock of the rows may show that the pages were of another time.
-    return not evidence.knows(record.key) and record.state is PaymentState.UNKNOWN and _is_due(before, now)
+    return not evidence.knows(record.key) and record.state is PaymentState.UNKNOWN and before.is_due
 
 
 def _last_look(record: PaymentRecord) -> object:
     """Return a value that a look for a payment changes."""
     return record.state, record.attempt, record.looked_at, record.next_look_at
-
-
-def _is_due(record: PaymentRecord, now: datetime) -> bool:
-    return record.next_look_at is None or record.next_look_at <= now
 
 
 def _clusters(payments: Iterable[PaymentRecord]) -> list[list[PaymentRecord]]:

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import initial_status
 from mobilemoney_async.database.schema import history, insert_missing, payments, unclaimed
@@ -26,7 +27,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, reason_columns, to_record
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, may_be_within
-from mobilemoney_async.payments.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records import (
     EXPLAINED,
     LISTINGS,
@@ -41,6 +42,8 @@ from mobilemoney_async.values import mask_phone_number
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _DAY = timedelta(days=1)
+# Time to the next listing after one that could not be read as a whole.
+_AGAIN = timedelta(minutes=1)
 
 # After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
 _SETTLING = frozenset(
@@ -171,12 +174,11 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
         if not isinstance(doubted, StoreError):
             return doubted
         # A payment of the same kind is unknown: that one comes first.
-        later = _next_look(current, at, look.grace, walks=0, has_counted=False)
-        return to_record(journal.update(current.key, {"next_look_at": later}))
+        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
     if not look.is_whole and not look.walk.is_complete:
         # A part of the list leaves open whether there is another one: the caller reads the rest.
         return attrs.evolve(current, candidates=candidates)
-    return _record_candidates(journal, current, candidates, at=at, grace=look.grace)
+    return _record_candidates(journal, current, candidates, look, verdict.reason)
 
 
 def doubt(
@@ -346,9 +348,10 @@ def _contest(
 
 
 def _record_candidates(
-    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], *, at: datetime, grace: float
+    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look, reason: Reason | None
 ) -> PaymentRecord:
-    values: dict[str, Any] = {"next_look_at": _next_look(current, at, grace, walks=0, has_counted=False)}
+    at = look.at
+    values: dict[str, Any] = {"next_look_at": _next_look(current, look, reason), **reason_columns(reason)}
     if candidates != current.candidates:
         # Seen, perhaps: earlier listings that missed it no longer count.
         values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
@@ -356,39 +359,72 @@ def _record_candidates(
     return to_record(journal.update(current.key, values))
 
 
-def _next_look(record: PaymentRecord, at: datetime, grace: float, *, walks: int, has_counted: bool) -> datetime | None:
-    """Return the time from which another look is worth its requests; None if none is needed.
+def _next_look(
+    record: PaymentRecord,
+    look: Look,
+    reason: Reason | None,
+    *,
+    walked_at: datetime | None = None,
+    is_done: bool = False,
+) -> datetime | None:
+    """Return the time of the next look for a payment as a look has left it; None if no other is needed.
 
-    The longer a payment has been missing, the rarer: whenever it is three times as old.
+    Within the grace period, ever more rarely; at its end and half of it later, for the listings that must miss it; then
+    whenever it is three times as old. Another payment that settles may make an unknown one due before: see
+    `payments.due`.
+
+    Args:
+        record: The payment.
+        look: The latest look.
+        reason: Its reason why the payment is still open.
+        walked_at: The end of the latest listing that counts for the absence of the payment.
+        is_done: Whether the look was all that a payment needs that counts as not made.
     """
-    age = at - (record.ended_at or record.changed_at)
-    is_young = age < timedelta(seconds=grace)
-    if record.state in REUSABLE:
-        return None if has_counted or is_young or age > _DAY else at + 2 * age
-    if is_young:
-        return at
-    return at + (timedelta(seconds=grace / 2) if has_counted and walks < LISTINGS else 2 * age)
+    cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.grace)
+    ended_at = record.ended_at or record.changed_at
+    age = at - ended_at
+    if record.state in REUSABLE and (is_done or age < grace or age > _DAY):
+        return None
+    if cause is PaymentCause.NOT_WHOLE:
+        return at + _AGAIN
+    if age < grace:  # ever more rarely, but at its end
+        return min(at + max(age, grace / 8), ended_at + grace)
+    if record.state is PaymentState.UNKNOWN and (cause is None or cause in LACKS):
+        if record.walks < LISTINGS:
+            return (walked_at or at) + grace / 2
+        if cause is None:  # this look was of a part of the list: one of whole days decides
+            return at
+        # The payment that it waits for makes it due. Each look at a long list costs several requests.
+        pause = 7 * age if cause is PaymentCause.NO_LATER else 2 * age
+        return max(at + pause, ended_at + 2 * _DAY) if len(look.walk.rows) >= PAGE_SIZE_MAX else at + pause
+    return at + 2 * age
 
 
 def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> PaymentRecord:
     """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
-    at, verdict = look.at, look.verdict
+    at, verdict, reason = look.at, look.verdict, look.verdict.reason
     if current.ended_at is None or look.walk.began_at < current.ended_at:
         return current
-    has_counted, walks = look.counts(current, row.walked_at), current.walks
+    has_counted, is_part = look.counts(current, row.walked_at), not look.is_whole and not look.walk.is_complete
     values: dict[str, Any] = {}
-    if look.is_whole or look.walk.is_complete:
-        values |= reason_columns(verdict.reason)
     if has_counted:
-        walks += 1
-        values |= {"walks": walks, "walked_at": at}
+        values |= {"walks": current.walks + 1, "walked_at": at}
     if verdict.is_clear and not look.is_contradicted:
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
-    is_done = has_counted or (current.state in REUSABLE and "looked_at" in values)
-    values["next_look_at"] = _next_look(current, at, look.grace, walks=walks, has_counted=is_done)
-    changed = to_record(journal.update(current.key, values))
+    if is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
+        reason = None  # as it was meant to be
+    walks = values.get("walks", current.walks)
     # Only a listing after the grace period passes its control.
-    if not verdict.absent_ok or walks < LISTINGS or changed.state is not PaymentState.UNKNOWN:
+    is_absent = current.state is PaymentState.UNKNOWN and verdict.absent_ok and walks >= LISTINGS
+    is_of_others = is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
+    # A look that leaves open what one of whole days would show puts nothing off.
+    if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
+        left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
+        is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)
+        values["next_look_at"] = _next_look(left, look, reason, walked_at=walked_at, is_done=is_done)
+        values |= reason_columns(reason) if not is_part or current.state is PaymentState.UNKNOWN else {}
+    changed = to_record(journal.update(current.key, values)) if values else current
+    if not is_absent:
         return changed
     said = "two listings have not shown it; the last one was complete, and showed payments from before and after it"
     journal.apply(

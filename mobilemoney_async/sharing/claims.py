@@ -29,7 +29,8 @@ from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database, ahead
 from mobilemoney_async.database.schema import insert_missing, leases, stores
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.queries import Work, accounts_with_work, chunks
+from mobilemoney_async.payments.due import Work, accounts_with_work
+from mobilemoney_async.payments.queries import chunks
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

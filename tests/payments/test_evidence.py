@@ -280,8 +280,13 @@ def test_the_control_fails_if_the_list_contradicts_an_own_payment(
         ({"after": [own(NOON + HOUR - _MINUTE, id="after")]}, _NO_LATER),
         ({"before": [own(NOON - 8 * _DAY, id="before")]}, _NO_EARLIER),
         # Outside the days that were asked for it is not missing.
-        ({"before": [own(NOON - 3 * _DAY, id="b")], "first_day": date(2026, 1, 1)}, _NO_EARLIER),
-        ({"after": [own(NOON + 23 * HOUR, id="a")], "last_day": date(2026, 1, 4), **_NEXT_DAY}, _NO_LATER),
+        ({"before": [own(NOON - 3 * _DAY, id="b")], "first_day": date(2026, 1, 1)}, _OTHER_DAYS),
+        ({"after": [own(NOON + 23 * HOUR, id="a")], "last_day": date(2026, 1, 4), **_NEXT_DAY}, _OTHER_DAYS),
+        ({"rows": [_SHOWN[0], attrs.evolve(_SHOWN[1], created_at=None)]}, Reason(PaymentCause.UNTIMED)),
+        # A part of the list: what a whole one would lack is said first.
+        ({"is_complete": False, "after": []}, _NO_LATER),
+        ({"is_complete": False, "before": [], "rows": _SHOWN[1:]}, _NO_EARLIER),
+        ({"is_complete": False, "rows": []}, _NOT_WHOLE),
         # Nobody is to confirm that it is absent while the list may still show it.
         ({"began_at": NOON + 2 * _MINUTE, "after": []}, _IN_GRACE),
     ],

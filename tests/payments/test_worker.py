@@ -34,7 +34,7 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import METADATA, leases, payments
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.dispatcher import Dispatcher
-from mobilemoney_async.payments.queries import Work
+from mobilemoney_async.payments.due import Work
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.claims import TTL, Claim, Claims
 from mobilemoney_async.worker import Worker

@@ -108,21 +108,23 @@ class History:
     def _draw_orders(self, opening: int) -> None:
         plan, dice = self.world.plan, random.Random(f"{self.world.plan.seed}/orders {opening}")
         share = plan.orders // plan.openings + (opening < plan.orders % plan.openings)
+        at = self.world.now()
         for _ in range(share):
             number = len(self.orders)
+            at += dice.uniform(120, plan.pause) if plan.pause else 0.0
             order = Order(
                 key=f"order-{number}",
                 type=dice.choice(["collection", "collection", "disbursement"]),
                 phone_number=f"+25568123450{dice.randrange(plan.numbers)}",
                 amount=dice.choice(plan.amounts),
-                at=self.world.now() + dice.uniform(0, plan.minutes * 40),
+                at=at if plan.pause else at + dice.uniform(0, plan.minutes * 40),
                 is_queued=dice.random() < 0.5,
             )
             self.orders[order.key] = order
 
     async def _open(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run all processes for some time, and end them in order, or kill them."""
-        world = self.world
+        world, plan = self.world, self.world.plan
         world.later.clear()
         async with anyio.create_task_group() as tasks:
             for number in range(world.running):
@@ -134,6 +136,8 @@ class History:
                 laws.check_always(world)
                 if world.is_calm and not world.plan.rush:
                     laws.check_prompt(world, seen)
+                if plan.pause and not world.is_calm:
+                    laws.check_in_time(world)
                 if world.now() > backup_at and not world.is_calm and laws.has_sent(world):
                     world.disk.make_backup()
                     backup_at = math.inf

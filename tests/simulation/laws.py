@@ -13,6 +13,9 @@ from tests.simulation.world import World
 
 _RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, cause
 FROM mobilemoney_payment_records ORDER BY key"""
+_TIMES = """SELECT key, type, CASE WHEN transaction_id IS NULL THEN 'open' ELSE 'known' END, sent_at, ended_at
+FROM mobilemoney_payment_records WHERE (state = 'UNKNOWN' AND candidates IS NULL)
+OR (transaction_id IS NOT NULL AND attempt = 1) ORDER BY key"""
 PROMPT = 100.0
 CERTAIN = ("RATE_LIMIT_EXCEEDED", "invalid_token", "token_expired", "insufficient_permissions")
 GONE = {"ABSENT", "NOT_SENT", "CANCELLED"}
@@ -57,7 +60,7 @@ def check_arrival(world: World, key: str | None) -> None:
     last = max((place for place, (what, *_) in enumerate(entries) if what == "sent"), default=0)
     now = world.utcnow()
     for what, at, _ in entries[last + 1 :]:
-        given_up = datetime.fromisoformat(str(at)).replace(tzinfo=UTC)
+        given_up = _moment(at)
         if what == "unknown" and now - given_up > timedelta(seconds=world.plan.grace + 5):
             world.breaks(f"{key} arrives after the grace period: it was given up at {given_up:%H:%M:%S}")
     before, _, detail = entries[last - 1] if last else ("", "", "")
@@ -65,6 +68,10 @@ def check_arrival(world: World, key: str | None) -> None:
     needs_look = is_soft or before in {"absent", "confirmed"}
     if needs_look and world.now() - world.service.listed_at > max(world.plan.grace, 30.0) + 180:
         world.breaks(f"{key} is sent again after it was {before}, on a look that is too old")
+
+
+def _moment(at: object) -> datetime:
+    return datetime.fromisoformat(str(at)).replace(tzinfo=UTC)
 
 
 def check_prompt(world: World, seen: dict[str, float]) -> None:
@@ -75,6 +82,26 @@ def check_prompt(world: World, seen: dict[str, float]) -> None:
             since = max(seen.setdefault(key, world.now()), ends.get(transaction_id, 0.0))
             if world.now() > since + PROMPT:
                 world.breaks(f"{key} has been {transaction_id} for {world.now() - since:.0f} s, and is not FINAL")
+
+
+def check_in_time(world: World) -> None:
+    """Check that no payment stays unknown that could be compared with others a quarter of an hour ago.
+
+    Except where it has candidates, and while it was just sent: the two listings after the grace period take their time.
+    """
+    if not has_records(world):
+        return
+    grace, rows = timedelta(seconds=world.plan.grace), world.disk.look(_TIMES)
+    times = [(*each[:3], *(None if at is None else _moment(at) for at in each[3:])) for each in rows]
+    for key, kind, state, sent_at, ended_at in times:
+        if state != "open":
+            continue
+        known = [each for each in times if each[1] == kind and each[2] == "known"]
+        earlier = [end for *_, sent, end in known if end <= sent_at and sent >= sent_at - timedelta(days=7)]
+        settled = [end + grace for *_, sent, end in known if sent >= ended_at]
+        since = max(min(settled), ended_at + 2 * grace) if earlier and settled else world.utcnow()
+        if world.utcnow() > since + timedelta(minutes=15):
+            world.breaks(f"{key} could be compared since {since:%H:%M:%S}, and is UNKNOWN")
 
 
 def check_quiet(world: World) -> None:

@@ -266,6 +266,8 @@ class Merchant:
     async def _decide(self) -> None:
         """Let an operator look at what is open, and at the service's dashboard, and decide."""
         payments, world = self.client.payments, self.world
+        if world.plan.pause and not world.is_calm:
+            return
         for record in await payments.unresolved():
             if record.sent_at is None or record.state is PaymentState.SENDING:
                 continue

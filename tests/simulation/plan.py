@@ -145,6 +145,20 @@ PROFILES: dict[str, Profile] = {
     ),
 }
 PROFILED = 0.5
+# Added later, for seeds that draw none of the others: what these draw is as it was.
+SHOP_WITH_PAUSES, PAUSING = "a shop with pauses", 0.2
+PROFILES[SHOP_WITH_PAUSES] = Profile(
+    weights={**dict.fromkeys(FAULTS, 0), "request_lost": 0.1, "answer_lost": 0.1, "server_error": 0.1},
+    sizes={
+        "pause": 3_600.0,
+        "minutes": 600.0,
+        "orders": 12,
+        "openings": 1,
+        "processes": 1,
+        "sole_writer": None,
+        "idle": 60.0,
+    },
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -165,6 +179,8 @@ class Plan:
         has_store: Whether the merchant has one. Without, each order is paid for by one call, whatever comes of it.
         rush: How many payments are ordered at once in the calm, to see the rate limit used and kept. They are queued;
             if there are more than a minute's, they are made at once.
+        pause: Of a shop with pauses: the longest one between two orders, seconds; else 0. Its operators decide nothing
+            before the calm: the store has to decide in time.
     """
 
     seed: str
@@ -186,12 +202,15 @@ class Plan:
     rush: int
     has_store: bool
     profile: str | None = None
+    pause: float = 0.0
 
     @classmethod
     def drawn(cls, seed: str, profile: str | None = None) -> Plan:
         """Return the plan of a seed: in half of them that of a profile, or of the one that is named."""
         plan, dice = cls._any(seed), random.Random(f"{seed}/profile")
-        drawn = dice.choice(sorted(PROFILES)) if dice.random() < PROFILED else None
+        drawn = dice.choice(sorted(PROFILES.keys() - {SHOP_WITH_PAUSES})) if dice.random() < PROFILED else None
+        if drawn is None and random.Random(f"{seed}/long pauses").random() < PAUSING:
+            drawn = SHOP_WITH_PAUSES
         return plan if (name := profile or drawn) is None else plan.profiled(name)
 
     @classmethod
@@ -227,7 +246,7 @@ class Plan:
             sizes = {**sizes, "grace": self.grace}
         others = {each: 0 if each[:5] in profile.weights else weight / 5 for each, weight in self.weights.items()}
         plan = self.weighing(others).weighing({each: n for each, n in profile.weights.items() if each in FAULTS})
-        return plan.resized(profile=name, has_store=True, rush=0, idle=12.0, **sizes)
+        return plan.resized(**{"profile": name, "has_store": True, "rush": 0, "idle": 12.0, **sizes})
 
     def resized(self, **sizes: Any) -> Plan:
         """Return the plan with another number of orders, processes or openings."""

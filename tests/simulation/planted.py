@@ -63,9 +63,9 @@ DEFECTS = (
     Defect(  # before "payments: a list that hides any own payment of its days shows no absence", and more of it
         "absence needs no control and no grace period",
         "payments/evidence.py",
-        "        if reason is not None:\n            return Control(is_failed=True, reason=reason)\n"
+        "            if reason is not None:\n                return Control(is_failed=True, reason=reason)\n"
         "        if not self._is_settled(query):\n            return Control(reason=Reason(PaymentCause.IN_GRACE))\n",
-        "        return Control(passed=True)\n",
+        "            return Control(passed=True)\n",
     ),
     Defect(  # before "sharing: a poller follows new payments also after the feed has begun anew"
         "the poller's cursor is dead for ever",
@@ -215,6 +215,12 @@ DEFECTS = (
         "payments/listing.py",
         "        walk = reader.walk(counted=counted)\n",
         "        walk = reader.walk(is_complete=True, counted=counted)\n",
+    ),
+    Defect(  # before "payments: one predicate decides when a payment is looked for"
+        "a later payment makes no unknown one due",
+        "payments/due.py",
+        "sa.or_(is_time, _has_what_it_lacked(now, grace))",
+        "is_time",
     ),
     Defect(
         "a rival is not looked for",
