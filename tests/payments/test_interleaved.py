@@ -100,6 +100,9 @@ class TheStore:
 
     read = write
 
+    async def decide(self, work: Callable[[Journal, datetime], object], utcnow: Callable[[], datetime]) -> object:
+        return work(self._journal, utcnow())
+
     def hold(self, key: str) -> nullcontext[None]:
         return nullcontext()
 
