@@ -16,6 +16,8 @@ FROM mobilemoney_payment_records ORDER BY key"""
 _TIMES = """SELECT key, type, CASE WHEN transaction_id IS NULL THEN 'open' ELSE 'known' END, sent_at, ended_at
 FROM mobilemoney_payment_records WHERE (state = 'UNKNOWN' AND candidates IS NULL)
 OR (transaction_id IS NOT NULL AND attempt = 1) ORDER BY key"""
+_LATE = """SELECT key, not_after FROM mobilemoney_payment_records
+WHERE state = 'NOT_SENT' AND not_after IS NOT NULL ORDER BY key"""
 PROMPT = 100.0
 CERTAIN = ("RATE_LIMIT_EXCEEDED", "invalid_token", "token_expired", "insufficient_permissions")
 GONE = {"ABSENT", "NOT_SENT", "CANCELLED"}
@@ -26,6 +28,9 @@ def check_always(world: World) -> None:
     _check_sends(world)
     if not has_records(world):
         return
+    for key, not_after in world.disk.look(_LATE) if world.disk.has_server else ():
+        if (left := (not_after - world.utcnow()).total_seconds()) > 0:
+            world.breaks(f"{key} left the queue as late, with {left:.0f} s left")
     for key, state, is_certain, transaction_id, status, *_ in world.disk.look(_RECORDS):
         if key in world.wrong:
             continue

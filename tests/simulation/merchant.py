@@ -179,7 +179,9 @@ class Merchant:
     async def _place(self, order: Order) -> None:
         def place(connection: Books) -> None:
             connection.execute("INSERT INTO shop_orders VALUES (?, 1) ON CONFLICT DO NOTHING", (order.key,))
-            self.store.enqueue(connection.raw, type=order.type, **order.arguments())
+            # Hosts' clocks that jump take none out of the queue that has time left.
+            end = timedelta(hours=1) if self.world.strikes_hosts else None
+            self.store.enqueue(connection.raw, type=order.type, not_after=end, **order.arguments())
 
         await self.world.in_books(place)
         self._note(f"places {order.key}: {order.type} of {order.amount}, queued")

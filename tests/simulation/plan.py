@@ -69,6 +69,8 @@ FAULTS: dict[str, float] = {
     "order_hastened": 0.1,
     "books_fail": 0.05,
     "restored_backup": 1.0,
+    # The wall clock of the hosts, where a server has another one: by hours
+    "wall_clock_jumps": 0.05,
 }
 
 # The shares of seeds that meet these faults: the first two break what the guarantee assumes, and the laws that rest on
@@ -79,6 +81,7 @@ RARE = {
     "lookups_mixed": 0.2,
     "other_merchant": 0.2,
     "other_system": 0.2,
+    "wall_clock_jumps": 0.3,
 }
 # Faults that no seed draws, but `--weights` can: the package does not promise to find them out.
 OUTSIDE = frozenset({"answers_alike"})

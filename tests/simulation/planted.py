@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec, spec_from_file_location
@@ -32,12 +33,13 @@ PACKAGE = Path(_spec.origin).parent
 
 @attrs.frozen
 class Defect:
-    """Defect: in a file of the package, one text in place of another."""
+    """Defect: in a file of the package, one text in place of another; `is_on_server` if it shows on PostgreSQL only."""
 
     name: str
     file: str
     text: str
     instead: str
+    is_on_server: bool = False
 
 
 DEFECTS = (
@@ -266,6 +268,13 @@ DEFECTS = (
         "if entry.attempt not in {None, row.attempt}:",
         "if entry.attempt not in {None, entry.attempt}:",
     ),
+    Defect(
+        "a host's clock says what is late",
+        "database/engine.py",
+        "datetime.fromtimestamp(self._read_clock(connection), UTC)",
+        "datetime.fromtimestamp(time.time(), UTC)",
+        is_on_server=True,
+    ),
 )
 
 
@@ -311,27 +320,30 @@ def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = Fal
     from tests.simulation.history import play
     from tests.simulation.plan import Plan
     from tests.simulation.shrink import shrink, timeline
+    from tests.support.databases import postgres
 
     hours, took, seed = 0.0, 0.0, first
-    while took < seconds:
-        result = play(Plan.drawn(str(seed), profile))
-        hours, took = hours + result.hours, took + result.seconds
-        if result.broken and not _breaks_anyway(result):
-            print(f"{defect.name}: seed {seed}, {hours:.1f} h, {took:.0f} s of CPU: {result.broken[0]}", flush=True)
-            if is_shown:
-                print(timeline(shrink(result)))
-            return True
-        seed += 1
+    with ExitStack() as stack:
+        server = stack.enter_context(postgres()) if defect.is_on_server else None
+        while took < seconds:
+            result = play(Plan.drawn(str(seed), profile), server=server)
+            hours, took = hours + result.hours, took + result.seconds
+            if result.broken and not _breaks_anyway(result, *["--postgresql"] * defect.is_on_server):
+                print(f"{defect.name}: seed {seed}, {hours:.1f} h, {took:.0f} s of CPU: {result.broken[0]}", flush=True)
+                if is_shown:
+                    print(timeline(result if defect.is_on_server else shrink(result)))
+                return True
+            seed += 1
     print(f"{defect.name}: NOT FOUND in {seed - first} histories, {hours:.1f} h, {seconds:.0f} s of CPU")
     return False
 
 
-def _breaks_anyway(result: Result) -> bool:
+def _breaks_anyway(result: Result, *options: str) -> bool:
     """Return whether a history breaks a law also without the defect."""
     from tests.support.processes import module_command
 
     profile = [] if result.plan.profile is None else ["--profile", result.plan.profile]
-    command = module_command("tests.simulation", "--seed", result.plan.seed, *profile, "--as-is")
+    command = module_command("tests.simulation", "--seed", result.plan.seed, *profile, *options, "--as-is")
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0
 
 

@@ -29,7 +29,6 @@ import sqlalchemy as sa
 from anyio._backends import _asyncio as backend
 
 from mobilemoney_async.database import encryption, engine, listener
-from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
 from mobilemoney_async.sharing import account_auth, login
@@ -145,9 +144,13 @@ class World:
         """Return the clock of the merchant's host, seconds since 1970."""
         return BEGAN.timestamp() + self.now() * (1 + self.plan.drift) + self.skew
 
+    def store_time(self) -> float:
+        """Return the clock that the store's times are of: that of the server, if there is one, or of the host."""
+        return BEGAN.timestamp() + self.now() + 0.7 if self.disk.has_server else self.host_time()
+
     def utcnow(self) -> datetime:
-        """Return the clock of the merchant's host."""
-        return datetime.fromtimestamp(self.host_time(), UTC)
+        """Return the same, as the merchant's people and laws look at it."""
+        return datetime.fromtimestamp(self.store_time(), UTC)
 
     def next_request(self) -> int:
         """Return the number of a request."""
@@ -191,6 +194,11 @@ class World:
             return False
         self.counts[fault] += 1
         return True
+
+    @property
+    def strikes_hosts(self) -> bool:
+        """Return whether the wall clocks of hosts may jump."""
+        return self.disk.has_server and "wall_clock_jumps" in self.plan.weights
 
     def strikes_happened(self, *faults: str) -> bool:
         """Return whether one of some faults has happened."""
@@ -244,6 +252,9 @@ class World:
         if self.strikes("clock_jumps"):
             self.skew = self.dice("skew").uniform(-2, 2)
             self.note(f"the host's clock is now {self.skew:+.3f} s off", "world")
+        if self.disk.has_server and self.strikes("wall_clock_jumps"):
+            self.skew = self.dice("wall clock").uniform(-3, 3) * 3_600
+            self.note(f"the hosts' clocks are now {self.skew / 60:+.0f} minutes off", "world")
 
     def stop(self, life: Life, where: str, seconds: float) -> None:
         """Stop a process as SIGSTOP does, for a while."""
@@ -327,7 +338,7 @@ class World:
 
     def read_clock(self, database: Any) -> float:
         """Return the clock of the database's server, which is not the host's; see `Database`."""
-        asked_at, shown = database.wall_clock.host(), BEGAN.timestamp() + self.now() + 0.7
+        asked_at, shown = database.wall_clock.host(), self.store_time()
         database.wall_clock.seen(shown, after=asked_at, before=asked_at)
         return shown
 
@@ -402,7 +413,6 @@ def give_from_outside(world: World) -> None:
         (engine.Database, "_run", transact),
         (engine, "make_engine", world.remember_engine),
         *(_of_server(world) if world.disk.has_server else ()),
-        (engine, "WallClock", lambda host: WallClock(world.host_time)),
         (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
         (feed_watch, "_POLL", world.plan.idle),
         (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
