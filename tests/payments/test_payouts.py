@@ -27,7 +27,7 @@ from mobilemoney_async.database import schema
 from mobilemoney_async.payments.payout_batch import PayoutLine
 from mobilemoney_async.payments.payout_rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, make_world
+from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
 from tests.support.patience import until
 
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
@@ -88,6 +88,7 @@ async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
     assert world.sent == 2
 
 
+@on_asyncio
 async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(store_url: str) -> None:
     """Not in that of their keys as texts, where line 10 comes before line 2: `list(limit=3)` shows the last ones."""
     world = make_world(store_url)
@@ -98,8 +99,8 @@ async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(store_url
         latest = await client.payments.list(limit=3, newest_first=True)
         assert [record.amount for record in latest] == [1_012, 1_011, 1_010]
         assert [record.amount for record in await client.payments.list()] == [*range(1_001, 1_013)]
-        async with client.dispatcher():
-            await anyio.sleep(30)
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(2)
     assert [int(each.amount) for each in world.sandbox.transactions.values()] == [*range(1_001, 1_013)]
 
 
