@@ -24,9 +24,7 @@ RECONCILE: tuple[str, str] = ("payments", "reconcile")
 _MOST_NAMED = 3
 _MINUTE = timedelta(minutes=1)
 # Causes that another listing will hardly remove.
-_WILL_NOT_CHANGE = frozenset(
-    {PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.HIDDEN, PaymentCause.ALTERED, PaymentCause.UNTIMED}
-)
+_WILL_NOT_CHANGE = frozenset({PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.HIDDEN, PaymentCause.ALTERED})
 
 
 @attrs.frozen
@@ -140,7 +138,8 @@ def _find(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     if record.cause is None:
         return NextStep(f"One listing has not shown it, and a second one decides. {again}", (RECONCILE,))
     if record.cause is PaymentCause.NO_LATER:
-        said = f"{reason}. {again[:-1]}, after the next {record.type}. Or decide. {_look_elsewhere(record)}"
+        settled = f"{grace.total_seconds():g} s after the next {record.type}"
+        said = f"{reason}. {again[:-1]}, or {settled}. Or decide. {_look_elsewhere(record)}"
         return NextStep(said, (RECONCILE, _confirm(record)))
     if record.cause in _WILL_NOT_CHANGE:
         return NextStep(f"{reason}. {_look_elsewhere(record)}", (_confirm(record),))
