@@ -1,13 +1,14 @@
 """What a newcomer types first works, or is answered with the right name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, Secret, TransactionStatus
+from mobilemoney_async import AsyncClient, InvalidRequest, TransactionStatus
 from mobilemoney_async.sandbox import Sandbox
-from tests.support.fakes import BASE_URL, PHONE_NUMBER
+from tests.support.fakes import BASE_URL, PHONE_NUMBER, FakeTransport
 from tests.support.warm import run_without
 
 
@@ -54,10 +55,13 @@ async def test_the_list_can_be_awaited_and_filtered_in_any_case(caplog: pytest.L
     assert TransactionStatus.SUCCESS.value in caplog.text
 
 
-def test_an_e_mail_address_and_a_password_are_a_login() -> None:
-    client = AsyncClient(BASE_URL, auth=("a@b.example", "secret"))
-    assert isinstance(client._pipeline.tokens, LoginAuth)
-    assert client._pipeline.tokens.credentials == ("a@b.example", Secret("secret"))
+async def test_an_e_mail_address_and_a_password_are_a_login() -> None:
+    service = FakeTransport()
+    async with AsyncClient(BASE_URL, auth=("a@b.example", "secret"), transport=service) as client:
+        await client.users.profile()
+    login, profile = service.sent
+    assert json.loads(login.body) == {"email": "a@b.example", "password": "secret"}
+    assert profile.headers["authorization"] == "Bearer login-token-1"
 
 
 @pytest.mark.real_time

@@ -151,7 +151,7 @@ async def fail_in_every_way(call: Callable[[AsyncClient], Awaitable[None]], faul
         retry = RetryPolicy(max_attempts=2)
         async with make_client(base_url=server.base_url, auth=auth, retry=retry) as client:
             error = await error_of(call(client))
-            assert secrets_in(f"{client!r} {client._pipeline!r}") == []
+            assert secrets_in(f"{client!r} {vars(client)!r}") == []
     if error is not None:
         assert secrets_in(f"{error} {error!r} {error.__cause__} {error.__cause__!r} {vars(error)}") == []
         for frame in our_frames(error):

@@ -5,9 +5,10 @@ import os
 import stat
 from pathlib import Path
 
+import anyio
 import pytest
 
-from mobilemoney_async import InvalidRequest
+from mobilemoney_async import InvalidRequest, OutcomeUnknown, SQLStore
 from mobilemoney_async.cli.clients import (
     KeptFirst,
     choose_auth,
@@ -24,6 +25,7 @@ from mobilemoney_async.configuration.settings import (
     profile_names,
 )
 from mobilemoney_async.sandbox import Sandbox
+from tests.support.fakes import PHONE_NUMBER, FakeTransport, Hang
 
 SHOP, OTHER, LOCAL = "https://pay.example/v1", "https://other.example/v1", "http://127.0.0.1:9000/v1"
 
@@ -118,8 +120,7 @@ class TestBuiltIn:
         settings = load(folder)
         assert (settings.profile, settings.base_url, settings.is_production) == ("sandbox", SANDBOX_URL, False)
         assert (settings.is_built_in, settings.is_chosen, settings.token) == (True, False, None)
-        client = open_client(settings)
-        assert client._pipeline.wire.base_url == SANDBOX_URL
+        assert repr(open_client(settings)) == f"<AsyncClient {SANDBOX_URL}>"
 
     def test_its_token_is_that_of_a_sandbox_of_the_same_seed(self) -> None:
         """The token is the one that `mobilemoney sandbox` prints."""
@@ -437,18 +438,20 @@ def test_no_secret_shows_itself(folder: Path) -> None:
     assert not any(secret in profiles for secret in ("shop-token", "s3cr3t", "blank"))
 
 
-def test_the_settings_reach_the_client(folder: Path) -> None:
+async def test_the_settings_reach_the_client(folder: Path) -> None:
     """URL, time-out, store and account are those of the profile; what a command says itself wins."""
     write(folder / "mobilemoney.toml", f'{TWO}store = "sqlite:///second.db"\n')
-    client = open_client(load(folder, flags={"profile": "other"}))
-    assert client._pipeline.wire.base_url == OTHER
-    assert client._pipeline.options.timeout == 5.0
-    assert client._store is not None
-    assert client._store.account == "second"
-    client = open_client(load(folder, flags={"profile": "other"}), timeout=200.0, store=None)
-    assert client._pipeline.options.timeout == 200.0
-    assert client._store is None
-    assert not isinstance(choose_auth(load(folder, flags={"profile": "other"})), KeptFirst)
+    settings, service = load(folder, flags={"profile": "other"}), FakeTransport(lambda sent: Hang())
+    for timeout, given in ((5.0, {}), (200.0, {"timeout": 200.0, "store": None})):
+        async with open_client(settings, auth="token", transport=service, **given) as client:
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(PHONE_NUMBER, 1000, idempotency_key=None if given else "order-1")
+        (sent,), service.sent = service.sent, []
+        assert str(sent.url).startswith(OTHER)
+        assert anyio.current_time() - sent.at == pytest.approx(timeout)
+    async with open_client(settings, auth="token", store=SQLStore("sqlite:///second.db", account="second")) as client:
+        assert [record.key for record in await client.payments.list()] == ["order-1"]
+    assert not isinstance(choose_auth(settings), KeptFirst)
 
 
 def test_names_are_completed_from_the_file(folder: Path) -> None:

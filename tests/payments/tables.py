@@ -22,6 +22,14 @@ SEEN = Transaction(
 )
 
 
+def edit(url: str, change: sa.Executable) -> None:
+    """Change a database as someone at its console does."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(change)
+    engine.dispose()
+
+
 def insert_payment(connection: sa.Connection, **changes: Any) -> None:
     """Insert a row with changed values, past the journal."""
     values: dict[str, Any] = {

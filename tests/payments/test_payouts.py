@@ -28,6 +28,7 @@ from mobilemoney_async.payments.payout_batch import PayoutLine
 from mobilemoney_async.payments.payout_rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
+from tests.payments.tables import edit
 from tests.support.patience import until
 
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
@@ -392,9 +393,7 @@ async def test_a_line_that_someone_has_edited_is_an_error_of_ours(store_url: str
     world = make_world(store_url)
     async with world.client() as client:
         batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 1, "x": 1}], name="x", by="Asha")
-        assert client._store is not None
-        change = schema.batch_lines.update().values(info="5")
-        await client._store.database.write(lambda connection: connection.execute(change))
+        edit(store_url, schema.batch_lines.update().values(info="5"))
         with pytest.raises(StoreError, match="a row that cannot be read"):
             await client.payouts.report(batch.id, "csv")
 

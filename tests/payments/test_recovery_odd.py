@@ -30,6 +30,7 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing import followed
 from tests.contract import samples
 from tests.payments.second_world import DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
+from tests.payments.tables import edit
 from tests.payments.test_recovery import forget, order, sell, stopped
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
 
@@ -437,9 +438,7 @@ async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(store_u
     world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order("collections", "k1", 1)])
-        assert client._store is not None
-        change = payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC))
-        await client._store.database.write(lambda connection: connection.execute(change))
+    edit(store_url, payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC)))
     await anyio.sleep(2 * HOUR)
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "k2", 2)])
@@ -455,28 +454,22 @@ async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplo
                 world.service.finish(payment)
                 poller.track(payment.id)
             assert len([each async for each in poller.outcomes()]) == 2
-        assert client._store is not None
-
-        async def spoil(**values: str) -> None:
-            assert client._store is not None
-            change = payments.update().where(payments.c.key == "k1").values(**values)
-            await client._store.database.write(lambda connection: connection.execute(change))
-
-        await spoil(transaction="{")
+        row = payments.update().where(payments.c.account == account, payments.c.key == "k1")
+        edit(store_url, row.values(transaction="{"))
         for _ in range(2):
             first, second = await client.payments.list()
             assert (first.state, str(first.status), first.transaction) == (PaymentState.FINAL, "SUCCESS", None)
             assert first.error == "the store holds a transaction that cannot be read"
             assert second.transaction is not None
         await client.payments.reconcile()
-        await spoil(state="odd")
+        edit(store_url, row.values(state="odd"))
         with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
             await client.payments.get("k1")
         for amount in ("1e999999999", "9" * 26, "1_000", "+250", "NaN", ""):
-            await spoil(state="FINAL", amount=amount)
+            edit(store_url, row.values(state="FINAL", amount=amount))
             with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
                 await client.payments.get("k1")
-        await spoil(amount="250", candidates="[" * 100_000)
+        edit(store_url, row.values(amount="250", candidates="[" * 100_000))
         with pytest.raises(StoreError, match="a row that cannot be read") as caught:
             await client.payments.list()
         assert caught.value.outcome == "not_sent"
