@@ -23,15 +23,6 @@ def stuck(number: int, created_at: float = 0.0) -> Paper:
     return Paper(id=f"txn-{number}", created_at=created_at)
 
 
-def test_a_plan_without_payments_asks_nothing() -> None:
-    """When nothing is pending, nothing is asked."""
-    planner = Planner(ADVISED)
-    assert len(planner) == 0
-    assert planner.ready_at() == math.inf
-    assert planner.choose(0.0) is None
-    assert planner.give_up(1e9) == []
-
-
 def test_a_payment_alone_has_the_advised_schedule() -> None:
     """One payment costs the requests of the contract's schedule: looks after 1 s, 2.5 s, 4.75 s, …, then every 30 s."""
     service = PaperService()
@@ -48,14 +39,6 @@ def test_a_page_answers_for_all_that_it_shows() -> None:
     done = drive(Planner(ADVISED), service, until=60.0)
     assert len(done.endings) == 30
     assert len(done.asked) <= len([look for look in LOOKS if look <= 60])
-
-
-def test_after_the_last_ending_no_request_is_made() -> None:
-    """Requests end with the last pending payment."""
-    service = PaperService()
-    service.add(Paper(id="txn-1", created_at=0.0, ends_at=5.0))
-    done = drive(Planner(ADVISED), service, until=1000.0)
-    assert done.asked[-1][0] == done.endings["txn-1"][0] < 10
 
 
 def test_a_look_is_saved_until_it_tells_something() -> None:
@@ -172,22 +155,6 @@ def test_old_ids_among_new_ones_are_still_found_by_pages() -> None:
     assert sum(at >= 70 for at, _ in done.asked) <= 40
 
 
-def test_not_found_is_doubted_at_first() -> None:
-    """A payment that lookups do not show for a minute is not reported as not found."""
-    service = PaperService(list_lag=60.0, lookup_lag=60.0)
-    service.add(Paper(id="txn-1", created_at=0.0, ends_at=70.0))
-    done = drive(Planner(ADVISED), service, until=300.0)
-    assert done.endings["txn-1"][1].transaction is not None
-
-
-def test_an_id_that_is_never_found_ends_as_not_found() -> None:
-    """After two minutes the service is believed."""
-    done = drive(Planner(ADVISED), PaperService(), until=300.0, track={"txn-1": 0.0})
-    at, ending = done.endings["txn-1"]
-    assert isinstance(ending.error, TransactionNotFound)
-    assert 120 <= at <= 160
-
-
 def test_a_payment_that_was_shown_is_never_not_found() -> None:
     """A lookup that denies a payment which a page has shown is not believed."""
     planner = Planner(ADVISED)
@@ -198,16 +165,6 @@ def test_a_payment_that_was_shown_is_never_not_found() -> None:
     assert planner.refuse(sent, TransactionNotFound("no", status_code=404), 500.0) == []
     assert planner.refuse(sent, InvalidTransactionId("no", status_code=400), 500.0) == []
     assert "txn-1" in planner
-
-
-def test_a_malformed_id_ends_at_once() -> None:
-    """An id that the service calls malformed is an ending with that error."""
-    planner = Planner(ADVISED)
-    planner.track("???", 0.0, is_new=False, deadline=math.inf)
-    error = InvalidTransactionId("malformed", status_code=400)
-    (ending,) = planner.refuse(planner.send(Lookup("???"), 0.0), error, 0.1)
-    assert ending.error is error
-    assert len(planner) == 0
 
 
 def test_an_unknown_status_is_never_final() -> None:
@@ -339,19 +296,6 @@ def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
         now += 1
     assert ended == 5
     assert now < 90
-
-
-def test_a_hint_brings_a_request_soon() -> None:
-    """A callback makes its payment due at once, between the looks of its schedule."""
-    planner = Planner(ADVISED)
-    service = PaperService()
-    service.add(Paper(id="txn-1", created_at=0.0, ends_at=40.0))
-    drive(planner, service, until=39.0)
-    assert planner.ready_at() > 42
-    assert planner.hint("txn-1", 40.5)
-    assert not planner.hint("txn-1", 40.6), "it is on the list already"
-    done = drive(planner, service, until=41.5, start=40.5)
-    assert done.endings["txn-1"][0] < 41.5
 
 
 def test_one_page_answers_all_hints() -> None:

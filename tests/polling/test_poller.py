@@ -256,20 +256,6 @@ async def test_a_hint_brings_the_state_within_a_second(sandbox: Sandbox, client:
     assert not poller.hint(acknowledgement.transaction_id), "it has ended"
 
 
-async def test_forged_hints_cost_little(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
-    """A thousand hints in ten seconds cost fifteen requests at most."""
-    ids = [(await pay(client, STUCK)).transaction_id for _ in range(20)]
-    for each in ids:
-        poller.track(each)
-    await anyio.sleep(200)
-    before = asked(sandbox)
-    for number in range(1000):
-        poller.hint(ids[number % 20])
-        poller.hint(f"forged-{number}")
-        await anyio.sleep(0.01)
-    assert asked(sandbox) - before <= 15
-
-
 async def test_the_merchant_chooses_the_interval(sandbox: Sandbox) -> None:
     """With min_interval=10, the contract's recommended rate, no two requests are closer than ten seconds."""
     async with sandbox.client() as client, client.poller(min_interval=10) as poller:
@@ -329,17 +315,6 @@ async def test_an_outage_is_outlasted(sandbox: Sandbox, client: AsyncClient, pol
     outage.cancel()
     with anyio.fail_after(40):
         assert len([outcome async for outcome in poller.outcomes()]) == 3
-
-
-async def test_a_failing_list_leaves_lookups(sandbox: Sandbox) -> None:
-    """Where the list does not work, payments are looked up one by one."""
-    sandbox.script(faults.server_error(processed=False), on="transactions", probability=1.0)
-    async with sandbox.client() as client, client.poller() as poller:
-        for _ in range(3):
-            poller.track(await pay(client, ORDINARY))
-        with anyio.fail_after(120):
-            assert len([outcome async for outcome in poller.outcomes()]) == 3
-        assert poller.stats.lookups > 0
 
 
 async def test_one_lost_answer_does_not_hold_up_the_others(
