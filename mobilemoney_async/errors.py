@@ -79,13 +79,17 @@ class InvalidRequest(MobileMoneyError, ValueError):
 
     Attributes:
         argument: The name of the argument.
+        problem: What is wrong with it: the message, without the argument's name at its beginning.
+        advice: The next step, if the message has one.
     """
 
     outcome: CallOutcome = "not_sent"
 
-    def __init__(self, message: str, *, argument: str) -> None:
+    def __init__(self, message: str, *, argument: str, problem: str | None = None, advice: str | None = None) -> None:
         super().__init__(message)
         self.argument = argument
+        self.problem = printable(message if problem is None else problem)
+        self.advice = advice
 
 
 class TransportError(MobileMoneyError):
@@ -93,7 +97,12 @@ class TransportError(MobileMoneyError):
 
     ``outcome`` is ``"not_sent"`` where that is proven, else ``"unknown"``. A create with an unknown outcome raises
     `OutcomeUnknown` instead, with this error as its ``__cause__``.
+
+    Attributes:
+        peer: The host to which there was no connection; None if there was one.
     """
+
+    peer: str | None = None
 
 
 class ConnectionFailed(TransportError):
@@ -262,7 +271,12 @@ class StoreError(MobileMoneyError):
     """Failure of the store of payments: it cannot be used or reached, or found a contradiction.
 
     ``outcome`` is the result of the request: ``"not_sent"`` where the store failed before it.
+
+    Attributes:
+        is_database: Whether the database failed, or did not answer.
     """
+
+    is_database: bool = False
 
 
 class InvalidCursor(StoreError):

@@ -147,7 +147,8 @@ def refuse(argument: str, accepted: str, value: object = _UNSHOWN, advice: str =
         advice: The next step.
     """
     shown = "" if value is _UNSHOWN else f", not {_shown(value)}"
-    return InvalidRequest(f"{argument} must be {accepted}{shown}{advice and '; '}{advice}", argument=argument)
+    problem = f"must be {accepted}{shown}{advice and '; '}{advice}"
+    return InvalidRequest(f"{argument} {problem}", argument=argument, problem=problem)
 
 
 def _shown(value: object) -> str:
@@ -171,14 +172,15 @@ def url_shape(url: object) -> object:
 
 def missing_extra(argument: str, extra: str, cause: ImportError) -> InvalidRequest:
     """Return the error for an argument that needs an extra which is not installed, or cannot be imported."""
-    return InvalidRequest(import_advice(argument, extra, cause), argument=argument)
+    problem = import_advice(extra, cause)
+    return InvalidRequest(f"{argument} {problem}", argument=argument, problem=problem)
 
 
-def import_advice(name: str, extra: str, cause: ImportError) -> str:
+def import_advice(extra: str, cause: ImportError) -> str:
     """Return what to do about an import that failed: an extra that is there fails for another reason."""
     if isinstance(cause, ModuleNotFoundError):
-        return f'{name} needs an extra: pip install "mobilemoney-async[{extra}]"'
-    return f"{name} needs the extra {extra}, which is installed and cannot be imported: {cause}"
+        return f'needs an extra: pip install "mobilemoney-async[{extra}]"'
+    return f"needs the extra {extra}, which is installed and cannot be imported: {cause}"
 
 
 def normalise_amount(amount: int | Decimal | str) -> str:

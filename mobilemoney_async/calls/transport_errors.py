@@ -108,10 +108,13 @@ def map_error(exc: Exception, flight: Flight, peer: str) -> TransportError:
         not_sent = not_sent or all(map(_is_not_sent, chain))
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
     # The texts of other libraries may hold URLs, or bytes of the answer.
-    text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
-    if not_sent and (reason := connection_fault(exc)) is not None:
-        text = f"cannot connect to {peer}: {reason}; nothing was sent"
-    return kind(text, outcome="not_sent" if not_sent else "unknown")
+    reason = connection_fault(exc) if not_sent else None
+    if reason is None:
+        text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
+        return kind(text, outcome="not_sent" if not_sent else "unknown")
+    error = kind(f"cannot connect to {peer}: {reason}; nothing was sent", outcome="not_sent")
+    error.peer = peer
+    return error
 
 
 def connection_fault(exc: BaseException | None) -> str | None:

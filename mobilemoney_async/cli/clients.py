@@ -110,16 +110,7 @@ def open_store(settings: Settings, **options: Any) -> SQLStore:
         return SQLStore(settings.store or "", settings.account, key=settings.store_key, **options)
     except InvalidRequest as exc:
         name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
-        raise invalid(name, _without_argument(exc)) from None
-
-
-def accepted_by(exc: InvalidRequest) -> str:
-    """Return the accepted values that an error about an argument names."""
-    return _without_argument(exc).removeprefix("must be ")
-
-
-def _without_argument(exc: InvalidRequest) -> str:
-    return str(exc).removeprefix(exc.argument).removeprefix(":").strip()
+        raise invalid(name, exc.problem) from None
 
 
 def choose_auth(settings: Settings) -> TokenSource:
@@ -145,7 +136,8 @@ def choose_auth(settings: Settings) -> TokenSource:
         # No credentials would help: the client refuses the URL.
         raise invalid("base_url", "must be https, or http on loopback only: a token is never sent in clear text")
     ways = f"{settings.login_command}, or MOBILEMONEY_TOKEN, or token_file in a profile"
-    raise InvalidRequest(f"no credentials are known for {settings.base_url}: {ways}", argument="credentials")
+    problem = f"no credentials are known for {settings.base_url}"
+    raise InvalidRequest(f"{problem}: {ways}", argument="credentials", problem=problem, advice=ways)
 
 
 def describe_auth(settings: Settings) -> str:

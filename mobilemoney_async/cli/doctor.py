@@ -21,7 +21,7 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
-from mobilemoney_async.cli.clients import accepted_by, describe_auth, missing_file, open_client, open_store
+from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, first_error, run
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
 from mobilemoney_async.cli.output import plain, print_json, visible, waiting
@@ -158,7 +158,7 @@ async def _check_service(settings: Settings, timeout: float) -> list[Finding]:
             options = {"retry": RetryPolicy(max_attempts=1), "timeout": timeout, "http_client": http_client}
             call = open_client(settings, store=None, **options).users.profile
         except errors.InvalidRequest as exc:
-            missing = _problem("credentials", *accepted_by(exc).split(": ", 1))
+            missing = _problem("credentials", exc.problem, exc.advice)
         try:
             await call()
         except (errors.MobileMoneyError, httpx.HTTPError) as exc:

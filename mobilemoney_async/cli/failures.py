@@ -97,7 +97,7 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
     text = str(exc)
     advice = next((ADVICE[cls] for cls in type(exc).__mro__ if cls in ADVICE), "")
     exit_code = next((_EXIT_CODES[cls] for cls in type(exc).__mro__ if cls in _EXIT_CODES), ExitCode.ERROR)
-    if isinstance(exc, errors.StoreError) and not advice and "failed" in text:
+    if isinstance(exc, errors.StoreError) and not advice and exc.is_database:
         advice = _FIND_CAUSE
     if settings is not None:
         text, advice = _name_service(exc, settings, text, advice)
@@ -111,7 +111,7 @@ def _name_service(exc: Exception, settings: Settings, text: str, advice: str) ->
         return text, advice
     if settings.is_built_in and exc.outcome == "not_sent":
         advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
-    return text if text.startswith("cannot connect to ") else f"{settings.base_url}: {text}", advice
+    return text if exc.peer is not None else f"{settings.base_url}: {text}", advice
 
 
 def _explain_file(exc: OSError) -> tuple[str, ExitCode]:

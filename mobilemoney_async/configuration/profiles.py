@@ -34,7 +34,7 @@ _RELATIVE_SQLITE = re.compile(r"(sqlite(?:\+pysqlite)?:///)(?!/)(.+)", re.DOTALL
 def invalid(argument: str, text: str) -> InvalidRequest:
     """Return the error for a setting that is not accepted: ``argument: text``, or ``argument must be …``."""
     separator = " " if text.startswith(("must ", "is ", "needs ")) else ": "
-    return InvalidRequest(f"{argument}{separator}{text}", argument=argument)
+    return InvalidRequest(f"{argument}{separator}{text}", argument=argument, problem=text)
 
 
 @attrs.frozen(kw_only=True)

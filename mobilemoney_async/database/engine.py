@@ -112,7 +112,7 @@ class Database:
         while not self._is_prepared:
             # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
             if monotonic() > until:
-                raise StoreError(_BUSY, outcome="not_sent")
+                raise _database_error(_BUSY)
             if not await self._in_thread(self._try_to_prepare):
                 await anyio.sleep(pause)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
@@ -281,7 +281,7 @@ class Database:
         said = f"the store failed: {type(cause).__name__}: {redact(str(cause))}"
         if self.file is not None:
             said += f" ({': '.join(filter(None, [str(self.file), obstacle(self.file)]))})"
-        return StoreError(said, outcome="not_sent")
+        return _database_error(said)
 
     def _failed_alone(self, exc: Exception) -> StoreError:
         """Return our error for one of the database, which is its context then, but shows nothing any more.
@@ -558,7 +558,7 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
     """
     left = until - monotonic()
     if left <= 0 or not lock.acquire(timeout=left):
-        raise StoreError(_BUSY, outcome="not_sent")
+        raise _database_error(_BUSY)
     try:
         yield
     finally:
@@ -588,3 +588,9 @@ def _dispose(engine: sa.Engine, pid: int) -> None:
     """Close the idle connections, unless they are those of the process that this one was forked from."""
     if os.getpid() == pid:
         engine.dispose()
+
+
+def _database_error(said: str) -> StoreError:
+    error = StoreError(said, outcome="not_sent")
+    error.is_database = True
+    return error

@@ -38,7 +38,7 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
     try:
         import python_calamine
     except ImportError as exc:
-        raise InvalidRequest(import_advice("an .xlsx file", "xlsx", exc), argument="rows") from exc
+        raise InvalidRequest(f"an .xlsx file {import_advice('xlsx', exc)}", argument="rows") from exc
     try:
         _check_parts(content)
         book = python_calamine.CalamineWorkbook.from_object(io.BytesIO(content))

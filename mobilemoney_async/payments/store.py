@@ -208,7 +208,7 @@ def as_store(store: SQLStore | str) -> SQLStore:
     try:
         return SQLStore(store) if isinstance(store, str) else store
     except InvalidRequest as exc:
-        raise InvalidRequest(f"store{str(exc).removeprefix(exc.argument)}", argument="store") from None
+        raise InvalidRequest(f"store {exc.problem}", argument="store", problem=exc.problem) from None
 
 
 def account_store(store: SQLStore) -> AccountStore:

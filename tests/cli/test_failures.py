@@ -16,6 +16,14 @@ from mobilemoney_async.cli.options import confirm_money
 from mobilemoney_async.configuration.settings import Settings
 from tests.support.terminal import TERMINAL, terminal
 
+
+def of_database(text: str) -> errors.StoreError:
+    """Return the error of a database that failed."""
+    error = errors.StoreError(text)
+    error.is_database = True
+    return error
+
+
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.InvalidRequest("amount must be digits", argument="amount"), ExitCode.USAGE, "amount must be digits"),
@@ -35,7 +43,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.APIError("x", status_code=400), ExitCode.ERROR, "APIError (HTTP 400): x"),
     (errors.IdempotencyConflict("x"), ExitCode.ERROR, "payments show"),
     (errors.DuplicateSuspected("x", other_key="k"), ExitCode.ERROR, "payments reconcile"),
-    (errors.StoreError("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
+    (of_database("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),
     (errors.InvalidCursor("the cursor is ahead of the feed"), ExitCode.ERROR, "ahead of the feed"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.USAGE, "/x: No such file"),
