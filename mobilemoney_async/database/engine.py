@@ -62,7 +62,7 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
-_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
 
 _Threads = tuple[anyio.CapacityLimiter, anyio.CapacityLimiter]
 _threads: RunVar[weakref.WeakKeyDictionary[object, _Threads]] = RunVar("mobilemoney_async_store_threads")

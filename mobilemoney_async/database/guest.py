@@ -194,6 +194,11 @@ class GuestResult:
         (row,) = self._rows
         return row
 
+    def scalar_one(self) -> Any:
+        """Return the only value of the only row."""
+        (value,) = vars(self.one()).values()
+        return value
+
 
 def _read_row(readers: Mapping[str, Convert], row: Sequence[Any]) -> Any:
     pairs = zip(readers.items(), row, strict=True)

@@ -152,7 +152,8 @@ class SQLStore:
             amount: As for ``client.collections.create``.
             idempotency_key: Your name for this payment, such as the order's, at most 200 characters.
             extra: As for ``client.collections.create``.
-            not_before: The time before which it is not sent: an aware datetime, or a timedelta from now.
+            not_before: The time before which it is not sent: an aware datetime, or a timedelta from now by the
+                database's clock.
             not_after: The time from which no dispatcher sends it, given like `not_before`. It leaves the queue then, as
                 ``NOT_SENT``, and its key may be used again.
             priority: Payments with a higher one are sent first; from -1,000,000 to 1,000,000.
@@ -176,7 +177,13 @@ class SQLStore:
         fields = None if extra is None else Fields.of(extra)
         del extra
         database = self._parts.database
-        now = database.wall_clock.utcnow()
+        utcnow, guest = database.wall_clock.utcnow, guest_connection(connection, database.dialect)
+        if isinstance(not_before, timedelta) or isinstance(not_after, timedelta):
+            # This process may never have read the clock that says what is late.
+            with explained():
+                now = database.time_of_transaction(utcnow)(guest)
+        else:
+            now = utcnow()
         order = read_order(
             type=type,
             phone_number=phone_number,
@@ -188,7 +195,7 @@ class SQLStore:
             priority=priority,
             now=now,
         )
-        journal = Journal(guest_connection(connection, database.dialect), self.account)
+        journal = Journal(guest, self.account)
         with explained():
             return enqueue(journal, *order, now)
 

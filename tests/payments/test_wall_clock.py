@@ -4,10 +4,13 @@ import itertools
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import anyio
 import httpx
+import psycopg
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,7 +132,6 @@ async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) 
     database.close()
 
 
-@pytest.mark.anyio
 @on_asyncio
 async def test_a_clock_that_jumps_takes_nothing_out_of_the_queue(postgres_url: str) -> None:
     """A payment with an hour left stays queued on a host whose clock jumps two hours ahead, and is then sent."""
@@ -145,7 +147,30 @@ async def test_a_clock_that_jumps_takes_nothing_out_of_the_queue(postgres_url: s
         assert record.state is PaymentState.UNKNOWN  # it was sent, and the service gave no answer
 
 
-@pytest.mark.anyio
+@on_asyncio
+@pytest.mark.parametrize("driver", ["sqlalchemy", "psycopg"])
+async def test_a_time_from_now_is_of_the_database_s_clock(postgres_url: str, driver: str) -> None:
+    """Also on a host that has never read it, and is two hours late: an hour is an hour from now."""
+    plain = sa.make_url(postgres_url)
+    asked: dict[str, Any] = {"type": "collection", **ORDER, "idempotency_key": "order-1"}
+    asked |= {"not_before": timedelta(minutes=1), "not_after": timedelta(hours=1)}
+    async with client(Silent(drops=True), Host(0).store(postgres_url)) as other:
+        await other.payments.unresolved()  # makes the tables
+        late = Host(-7200).store(postgres_url)
+        if driver == "psycopg":
+            with psycopg.connect(plain.set(drivername="postgresql").render_as_string(hide_password=False)) as raw:
+                late.enqueue(raw, **asked)
+        else:
+            with sa.create_engine(plain, poolclass=sa.pool.NullPool).begin() as connection:
+                late.enqueue(connection, **asked)
+        record = await other.payments.get("order-1")
+        assert record is not None
+        assert record.not_before is not None
+        assert record.not_after is not None
+        assert abs((record.not_before - datetime.now(UTC) - timedelta(minutes=1)).total_seconds()) < PATIENCE
+        assert record.not_after - record.not_before == timedelta(minutes=59)
+
+
 @real
 @on_asyncio
 async def test_a_clock_that_jumps_gives_no_request_up(postgres_url: str) -> None:
@@ -181,7 +206,6 @@ def test_the_host_s_clock_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     assert 1_000_000 <= clock.utcnow().timestamp() < shown
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("frozen", [0.0, 2e9])
 async def test_a_store_works_in_time_that_a_test_has_frozen(
     store_url: str, frozen: float, monkeypatch: pytest.MonkeyPatch
