@@ -64,11 +64,9 @@ class ReconcilerMemory:
 
     Attributes:
         ahead: How far the service's clock is ahead, as the last listing with payments of ours showed.
-        pruned_at: When old changes were last deleted from the feed.
     """
 
     ahead: timedelta = timedelta(0)
-    pruned_at: datetime | None = None
 
 
 @attrs.define(eq=False)
@@ -89,6 +87,7 @@ class AccountStore:
         unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         reconciling: Shared by the reconcilers of the account.
+        pruned_at: When old changes were last deleted from the feed.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
         consuming: Consumers as which this process reads, by the holders of their leases.
         left_consumers: Holders of the leases of iterators that were left, by consumer.
@@ -107,6 +106,7 @@ class AccountStore:
     unguarded_at: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
+    pruned_at: datetime | None = attrs.field(default=None, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     consuming: dict[str, str] = attrs.field(factory=dict, init=False)
     left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)

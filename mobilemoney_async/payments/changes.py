@@ -206,9 +206,15 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     Returns:
         The number to go on behind, or None at the end.
     """
+    run, here = journal.connection.execute, _columns.account == journal.account
+    numbered = sa.select(_columns.at).where(here, _columns.number > after).order_by(_columns.number).limit(1)
+    new = sa.select(_columns.at).where(here, _IS_NEW).order_by(_columns.at).limit(1)
+    oldest = [at for each in (numbered, new) if (at := run(each).scalar()) is not None]
+    if not oldest or min(oldest) >= until:
+        return None  # as most times: by two looks at an index
     # From here on no consumer is made that would begin at changes which are deleted.
     lock_row(journal.connection, accounts, {"account": journal.account})
-    feed, run, here = number_changes(journal), journal.connection.execute, _columns.account == journal.account
+    feed = number_changes(journal)
     done: int | None = run(
         sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account)
     ).scalar_one()

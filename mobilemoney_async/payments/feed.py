@@ -13,7 +13,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -36,6 +36,7 @@ from mobilemoney_async.payments.changes import (
     is_there,
     number_changes,
     number_of,
+    prune_changes,
     read_changes,
 )
 from mobilemoney_async.payments.consumers import MOST_TRIES, ConsumerTable, Delivery
@@ -52,6 +53,7 @@ _PAGE = 500
 _LEASE = 60.0
 # Seconds between two attempts to read as a consumer that another process is.
 _RIVAL_PAUSE = 1.0
+_PRUNE_EVERY = timedelta(minutes=1)
 # Seconds for giving the lease back though the reader was cancelled.
 _SHIELD = 5.0
 
@@ -65,6 +67,7 @@ class ChangePages:
     _is_from_now: bool
     _limit: int | None
     _is_endless: bool
+    _utcnow: Callable[[], datetime]
     _number: int = attrs.field(default=0, init=False)
     _page: deque[FeedEntry] = attrs.field(factory=deque, init=False)
 
@@ -79,6 +82,7 @@ class ChangePages:
         while not self._page:
             await self._read()
             if not self._page:
+                await prune(self._store, self._utcnow)
                 if not self._is_endless:
                     raise StopAsyncIteration
                 await watch(self._store.database).wait(self._store.account, self._number)
@@ -258,6 +262,7 @@ class ConsumerReader:
             if not await self._take():
                 await anyio.sleep(_RIVAL_PAUSE)
             elif not self._page and self._delivery is not None and self._delivery.is_end:
+                await prune(self._store, self._utcnow)
                 if not self._is_endless:
                     await self.aclose()
                     raise StopAsyncIteration
@@ -358,6 +363,21 @@ def _name_of(change: PaymentChange) -> str:
 
 def _lease_name(consumer: str) -> str:
     return f"consumer:{consumer}"
+
+
+async def prune(store: AccountStore, utcnow: Callable[[], datetime]) -> None:
+    """Delete old changes, at most once a minute: called by whoever gives them numbers, once it has read them all."""
+    now = utcnow()
+    if store.pruned_at is not None and abs(now - store.pruned_at) < _PRUNE_EVERY:
+        return
+    store.pruned_at = now
+    after: int | None = 0
+
+    def work(journal: Journal, at: datetime) -> int | None:
+        return prune_changes(journal, at - store.keep_changes, after or 0)
+
+    while after is not None:
+        after = await store.decide(work, utcnow)
 
 
 async def leave_consumers(store: AccountStore, *holders: str, is_closed: bool = False) -> None:

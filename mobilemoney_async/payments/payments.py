@@ -347,7 +347,8 @@ class PaymentBook:
             raise refuse("start", "left out with after=, which says where to begin")
         most = None if limit is None else require_integer("limit", limit, 1)
         place = None if after is None else require_text("after", after)
-        return ChangePages(self._store, place, start == "now", most, limit is None if forever is None else forever)
+        is_endless = limit is None if forever is None else forever
+        return ChangePages(self._store, place, start == "now", most, is_endless, self._utcnow)
 
     async def consumers(self) -> builtins.list[ConsumerState]:
         """Return the consumers of the account's changes, with their places and what they could not handle."""

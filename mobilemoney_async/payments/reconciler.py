@@ -24,9 +24,9 @@ from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.changes import prune_changes
 from mobilemoney_async.payments.due import Due, due, neighbours
 from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk, may_be
+from mobilemoney_async.payments.feed import prune
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import date_ranges, query_for, shift
@@ -57,7 +57,6 @@ _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
 _LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
 # Payments that are judged in one transaction.
 _AT_ONCE = 100
-_PRUNE_EVERY = timedelta(hours=1)
 
 
 class Reconciler:
@@ -85,26 +84,12 @@ class Reconciler:
         """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`."""
         return await self._reconcile(None, stale_after)
 
-    async def _prune(self) -> None:
-        """Delete old changes from the feed, once an hour."""
-        now = self._utcnow()
-        if self._memory.pruned_at is not None and now < self._memory.pruned_at + _PRUNE_EVERY:
-            return
-        after: int | None = 0
-
-        def prune(journal: Journal, at: datetime) -> int | None:
-            return prune_changes(journal, at - self._store.keep_changes, after or 0)
-
-        while after is not None:
-            after = await self._store.decide(prune, self._utcnow)
-        self._memory.pruned_at = now
-
     async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
         await self._store.flush(key=key)
         if wanted is None:
-            await self._prune()
+            await prune(self._store, self._utcnow)
         busy = self._store.locks.held(but=key)
 
         def begin(journal: Journal, now: datetime) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:

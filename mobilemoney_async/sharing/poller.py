@@ -39,7 +39,7 @@ _NEWS, _FOLLOWED = "n", "f"
 
 def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
-    feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True)
+    feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True, utcnow=pipeline.utcnow)
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
     fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed)

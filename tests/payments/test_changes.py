@@ -20,7 +20,7 @@ from mobilemoney_async.payments.consumers import MOST_TRIES
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import Source
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio
+from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, rows
 
 
 async def pay(client: AsyncClient, *keys: str) -> None:
@@ -621,6 +621,56 @@ async def prune(world: World, client: AsyncClient) -> list[tuple[str, str]]:
     while (upto := await account_store_of(client).write(partial(prune_changes, until=until, after=after))) is not None:
         after = upto
     return [(each.key or "", str(each.state)) for each in await page(client)]
+
+
+async def read_on(client: AsyncClient) -> None:
+    """Read the changes, as a program's cursor does."""
+    await page(client)
+
+
+async def consume(client: AsyncClient) -> None:
+    async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+        await change.done()
+
+
+async def follow(client: AsyncClient) -> None:
+    async with client.poller(resume=True):
+        await anyio.sleep(5)
+
+
+async def reconcile(client: AsyncClient) -> None:
+    await client.payments.reconcile()
+
+
+@pytest.mark.costly("no quick test prunes by a reader")
+@pytest.mark.parametrize("number_them", [read_on, consume, follow, reconcile])
+async def test_whoever_numbers_changes_prunes_them(
+    store_url: str, number_them: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a minute at most: a shop that never reconciles keeps no old changes, nor does a worker, with its pollers."""
+    world, prunings = make_world(store_url), list[float]()
+
+    def count(*arguments: Any) -> int | None:
+        prunings.append(1)
+        return prune_changes(*arguments)
+
+    async with world.client(world.store(keep_changes=0.0001)) as client:
+        await pay(client, "a")
+        await finish(client)
+        await pay(client, "open")
+        await world.advance(120)
+        monkeypatch.setattr("mobilemoney_async.payments.feed.prune_changes", count)
+        for _ in range(4):
+            await number_them(client)
+        assert {*found_in(store_url)} == {"open"}
+        assert prunings == [1]
+        await world.advance(61)
+        await number_them(client)
+        assert prunings == [1, 1]
+
+
+def found_in(url: str) -> list[str]:
+    return [name for (name,) in rows(url, "SELECT name FROM mobilemoney_changes ORDER BY number, at")]
 
 
 @pytest.mark.slow
