@@ -10,6 +10,7 @@ import pytest
 
 from mobilemoney_async import AsyncClient
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.merchants import Merchants
 from tests.payments.service import ORDER, leave, make_world, on_asyncio, rows
 
@@ -27,6 +28,12 @@ async def dispatch(client: AsyncClient, number: int) -> None:
         type="collection", **{**ORDER, "amount": 1000 + number}, idempotency_key=f"order-{number}"
     )
     async with client.dispatcher(per_minute=6000):
+        await anyio.sleep_forever()
+
+
+async def sell(client: AsyncClient, number: int) -> None:
+    async with Backend(client) as backend:
+        await backend.collect(f"order-{number}", **{**ORDER, "amount": 1000 + number}, patience=0.1)
         await anyio.sleep_forever()
 
 
@@ -57,7 +64,7 @@ async def cancel_twice(task: asyncio.Future[Any], steps: int) -> None:
 
 
 @pytest.mark.costly("no quick test cancels natively twice in the middle of a section that must end")
-@pytest.mark.parametrize("section", [create, dispatch, consume, follow, reconcile])
+@pytest.mark.parametrize("section", [create, dispatch, sell, consume, follow, reconcile])
 async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_behind(
     sqlite_file_url: str, section: Section
 ) -> None:
@@ -79,6 +86,8 @@ async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_b
             await cancel_twice(task, steps)
             held = rows(sqlite_file_url, "SELECT name FROM mobilemoney_leases WHERE holder IS NOT NULL")
             assert (held, world.states().count("SENDING")) == ([], 0), steps
+            if section in {dispatch, sell}:  # these wait for the answers
+                assert {*world.states()} == {"ACKNOWLEDGED"}, steps
 
 
 @pytest.mark.costly("no quick test cancels a worker natively twice")
