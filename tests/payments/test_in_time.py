@@ -15,8 +15,6 @@ from mobilemoney_async import AsyncClient, Merchants, PaymentCause, PaymentState
 from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number, outcome
 from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour
 
-pytestmark = pytest.mark.anyio
-
 EVERY = 2 * MINUTE
 
 

@@ -156,7 +156,7 @@ async def test_an_acknowledgement_leads_to_its_transaction() -> None:
         paid = await client.transactions.wait(accepted.transaction_id)
     assert isinstance(accepted, Acknowledgement)
     assert accepted.status_code is TransactionStatus.PROCESSING
-    assert accepted.status == "success"
+    assert (accepted.status, accepted.amount) == ("success", Decimal(1000))
     assert paid.id == accepted.transaction_id == service.sent[-1].id
     assert NUMBER not in repr(accepted)
 

@@ -104,13 +104,6 @@ async def test_an_ended_walk_stays_ended() -> None:
     assert service.pages == [1]
 
 
-async def test_a_limit_that_the_service_lowers() -> None:
-    """Asked for 100, a service that gives 20 is listed to the end."""
-    async with connect(listing(90, at_most=20)) as (client, service):
-        assert ids(await client.transactions.list().collect()) == expected(90)
-    assert service.pages == [1, 2, 3, 4, 5]
-
-
 class TestMaxItems:
     @pytest.mark.parametrize(("most", "requests"), [(0, 0), (1, 1), (10, 1), (11, 2), (20, 2), (25, 3), (999, 3)])
     @pytest.mark.parametrize("way", ["items", "pages", "collect"])

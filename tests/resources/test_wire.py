@@ -260,12 +260,6 @@ async def test_a_token_source_s_token_is_what_is_sent(service: respx.MockRouter)
 
 
 class TestAnswers:
-    async def test_a_create_returns_the_acknowledgement(self, service: respx.MockRouter) -> None:
-        """`transaction_id` is the new transaction's `id`; `status_code` is the payment's state."""
-        _, value = await sent(service, POSTS["disbursement"][0], samples.acknowledgement(status_code="PROCESSING"))
-        assert (value.transaction_id, value.status_code, value.status) == ("t-1", "PROCESSING", "success")
-        assert value.amount == Decimal(1000)
-
     @pytest.mark.parametrize("name", ["get", "reference", "external id", "wait"])
     async def test_a_lookup_returns_the_transaction(self, service: respx.MockRouter, name: str) -> None:
         asked = {"id": "t-1" if name == "get" else "a/b", "reference": "r-1", "external_id": "order 7%"}

@@ -1,5 +1,6 @@
 """Every row of the table of magic numbers has the effect that it names."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.magic import MAGIC_NUMBERS, find
 from mobilemoney_async.sandbox.messages import Wire
-from mobilemoney_async.sandbox.states import Kind
+from mobilemoney_async.sandbox.states import INITIAL, TRANSITIONS, Event, IllegalTransitionError, Kind, Status, after
 from tests.sandbox.service import Answer, Service
 
 BOTH = [Kind.COLLECTION, Kind.DISBURSEMENT]
@@ -131,3 +132,26 @@ def test_magic_does_not_help_strangers() -> None:
     service = Service()
     body = {"phone_number": number("205"), "amount": "1"}
     assert service.send("POST", "/payment-service/airtel/c2b", body, token="none").error == (401, "invalid_token")
+
+
+# From contract.md section 3, by hand.
+FINAL = {
+    Kind.COLLECTION: {Status.SUCCESS, Status.FAILED, Status.TIMEOUT},
+    Kind.DISBURSEMENT: {Status.SUCCESS, Status.FAILED, Status.INSUFFICIENT_FUNDS},
+}
+
+
+@pytest.mark.parametrize(("kind", "status", "event"), list(itertools.product(Kind, Status, Event)))
+def test_every_pair_of_state_and_event(kind: Kind, status: Status, event: Event) -> None:
+    """Pairs in the table lead from the open state into a final one; all others are refused."""
+    if (kind, status, event) in TRANSITIONS:
+        assert status is INITIAL[kind]
+        assert after(kind, status, event) in FINAL[kind]
+    else:
+        with pytest.raises(IllegalTransitionError, match="cannot"):
+            after(kind, status, event)
+
+
+def test_every_final_state_can_be_reached() -> None:
+    for kind, final in FINAL.items():
+        assert {state for (of, _, _), state in TRANSITIONS.items() if of is kind} == final
