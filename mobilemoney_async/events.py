@@ -119,6 +119,25 @@ class TransactionUnclaimed:
 
 
 @attrs.frozen(kw_only=True)
+class FinalStateChanged:
+    """Final state of a payment that the service shows otherwise than before, against the contract. Told once.
+
+    Attributes:
+        transaction_id: The transaction's.
+        idempotency_key: The payment's.
+        type: ``collection`` or ``disbursement``.
+        before: The final state that the store has kept.
+        status: The final state that the service shows now.
+    """
+
+    transaction_id: str
+    idempotency_key: str
+    type: str
+    before: str
+    status: str
+
+
+@attrs.frozen(kw_only=True)
 class StoreBehind:
     """Store that has forgotten payments, as after a restored backup; those of their kinds are stopped.
 
@@ -255,6 +274,7 @@ Event: TypeAlias = (
     | TokenRenewed
     | PaymentUnknown
     | TransactionUnclaimed
+    | FinalStateChanged
     | StoreBehind
     | AccountMismatch
     | PaymentFollowed

@@ -29,6 +29,7 @@ from mobilemoney_async.events import (
     ChangeParked,
     DispatcherPaused,
     Event,
+    FinalStateChanged,
     Handler,
     LimiterWaited,
     PaymentFinal,
@@ -162,7 +163,7 @@ class _Telemetry:
                 self._unclaimed.add(1, kind)
                 row: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
                 self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
-            case StoreBehind() | AccountMismatch() | ChangeParked() | DispatcherPaused():
+            case StoreBehind() | AccountMismatch() | ChangeParked() | DispatcherPaused() | FinalStateChanged():
                 name, attributes = _alert(event)
                 self._span(f"mobilemoney.{name}", attributes, 0.0)
             case _:
@@ -227,13 +228,18 @@ def _error(error: str | None) -> Attributes:
     return {} if error is None else {"error.type": error}
 
 
-def _alert(event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused) -> tuple[str, Attributes]:
+def _alert(
+    event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused | FinalStateChanged,
+) -> tuple[str, Attributes]:
     """Return the name of a span and its attributes for an event that someone has to look at."""
     match event:
         case StoreBehind():
             return "store.behind", {"mobilemoney.transactions": event.transactions}
         case AccountMismatch():
             return "account.mismatch", {"mobilemoney.account": event.account}
+        case FinalStateChanged():
+            changed = {"mobilemoney.transaction_id": event.transaction_id, "mobilemoney.before": event.before}
+            return "payment.changed", {**changed, "mobilemoney.status": event.status}
         case ChangeParked():
             return "change.parked", {"mobilemoney.consumer": event.consumer}
         case DispatcherPaused():

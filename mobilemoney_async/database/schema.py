@@ -72,6 +72,7 @@ FOUND_VERSION: sa.ScalarSelect[int] = sa.select(stores.c.version).scalar_subquer
 # use the indexes.
 _UNIDENTIFIED = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
 _QUEUED = sa.text("state = 'QUEUED'")
+_CONTRADICTED = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
 _REFUSED_SOFTLY = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 
 payments: sa.Table = sa.Table(
@@ -122,6 +123,7 @@ payments: sa.Table = sa.Table(
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_queue", _QUEUED, "account", "priority", "created_at"),
     _partial_index("mobilemoney_payment_records_refused", _REFUSED_SOFTLY, "account", "ended_at"),
+    _partial_index("mobilemoney_payment_records_contradicted", _CONTRADICTED, "account", "created_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
         _partial_index(f"mobilemoney_payment_records_{name}", sa.text(f"length({name}) <= 200"), "account", name)

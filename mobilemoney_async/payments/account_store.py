@@ -86,6 +86,7 @@ class AccountStore:
         newest: When the newest payment that this process knows of was sent.
         unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
+        compared: Final states of known transactions that were compared with the store, by id.
         reconciling: Shared by the reconcilers of the account.
         pruned_at: When old changes were last deleted from the feed.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
@@ -105,6 +106,7 @@ class AccountStore:
     newest: datetime | None = attrs.field(default=None, init=False)
     unguarded_at: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
+    compared: dict[str, str] = attrs.field(factory=dict, init=False)
     reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
     pruned_at: datetime | None = attrs.field(default=None, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)

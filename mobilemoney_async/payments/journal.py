@@ -373,6 +373,11 @@ class Journal:
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
             return None
         if row.state == PaymentState.FINAL:
+            changed = Reason(PaymentCause.CHANGED, status)
+            if transaction.is_final and (row.cause, row.about) == (changed.cause.value, changed.about):
+                return None  # told before
+            if transaction.is_final:
+                self._change(row.key, reason_columns(changed))
             entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
             return self._contradict(entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}

@@ -54,6 +54,8 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
     """
     if record.is_ambiguous:
         return _choose(record)
+    if record.cause is PaymentCause.CHANGED:
+        return NextStep(f"It had ended, and {record.reason}. Ask the service which is true before you pay again.")
     if record.state in _STEPS and record.is_certain:
         return NextStep(_STEPS[record.state])
     return _OPEN.get(record.state, _send_again)(record, now, grace)

@@ -159,7 +159,7 @@ class PaymentBook:
         """Return the payments with an unknown result, those on their way now included, oldest first.
 
         Also payments whose transaction is shown as final with another type, amount, number or merchant: they are
-        ``ACKNOWLEDGED``, and `reason` says why they stay open.
+        ``ACKNOWLEDGED``, and `reason` says why they stay open. And those ``FINAL`` ones whose final state has changed.
         """
         return await self._store.read(queries.unresolved)
 

@@ -50,6 +50,8 @@ class PaymentCause(str, enum.Enum):
     """Its transaction is final, with another type, amount or phone number."""
     OTHER_MERCHANT = "OTHER_MERCHANT"
     """Its transaction is final, and another merchant's."""
+    CHANGED = "CHANGED"
+    """The service shows another final state than before."""
 
     def __str__(self) -> str:
         return self.value
@@ -75,6 +77,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.WAITS: "{about}",
     PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount or phone number",
     PaymentCause.OTHER_MERCHANT: "transaction {about} is another merchant's",
+    PaymentCause.CHANGED: "the service shows its final state as {about} now",
 }
 
 

@@ -288,7 +288,7 @@ class PaymentRecord(Data):
     @property
     def is_contradicted(self) -> bool:
         """True if the service shows its transaction's final state otherwise than it should be: see `reason`."""
-        return self.state is PaymentState.ACKNOWLEDGED and self.cause is not None
+        return self.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL} and self.cause is not None
 
     @property
     def is_late(self) -> bool:

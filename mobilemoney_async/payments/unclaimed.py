@@ -41,6 +41,7 @@ from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
+from mobilemoney_async.payments.final_states import compare_final_states
 from mobilemoney_async.payments.journal import Journal, shorten
 from mobilemoney_async.payments.matching import (
     KindIndex,
@@ -123,6 +124,7 @@ class UnclaimedObserver:
         now = self._utcnow()
         if self._unreported:
             self._warn(now)
+        await compare_final_states(self._store, rows, now=now, on_event=self._on_event)
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
         teaches = self._merchant_id is None and any(row.merchant_id and seen(row.id) is True for row in rows)

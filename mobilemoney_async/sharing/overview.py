@@ -251,7 +251,10 @@ def _count_open(journal: Journal, now: datetime) -> Sequence[int]:
     sending, lost = found.get(PaymentState.SENDING, (0, 0))
     acknowledged, contradicted = found.get(PaymentState.ACKNOWLEDGED, (0, 0))
     others = sum(found[state][0] for state in (PaymentState.UNKNOWN, PaymentState.ABSENT) if state in found)
-    return sending - lost, lost + others, acknowledged - contradicted, contradicted
+    changed = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account)
+    changed = changed.where(IS_CONTRADICTED, _columns.state == PaymentState.FINAL)
+    contradicted_ends = journal.connection.execute(changed).scalar_one()
+    return sending - lost, lost + others, acknowledged - contradicted, contradicted + contradicted_ends
 
 
 def _is_lost(now: datetime) -> sa.ColumnElement[bool]:
@@ -271,7 +274,7 @@ def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
     return sorted(found, key=lambda record: (record.sent_at or record.created_at, record.key))[:_MOST]
 
 
-def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:
+def _oldest(journal: Journal, which: sa.ColumnElement[bool] | sa.TextClause, *, limit: int) -> list[PaymentRecord]:
     statement = sa.select(payments).where(_columns.account == journal.account, which)
     # A payment of the queue may be recorded long before it is sent. No bare column: its index has the final ones, too.
     first = sa.func.coalesce(_columns.sent_at, _columns.created_at)

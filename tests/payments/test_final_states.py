@@ -1,0 +1,57 @@
+"""A final state that changes on a later page is told once, whoever reads the list."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import PaymentCause
+from mobilemoney_async.events import FinalStateChanged
+from mobilemoney_async.payments.next_steps import next_step
+from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
+
+pytestmark = pytest.mark.anyio
+
+
+async def read(client: Any) -> None:
+    async for _ in client.transactions.list():
+        pass
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_final_state_that_changes_is_told_once(
+    store_url: str, is_restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an event, in the history and among the unresolved payments; a page that shows it again is silent."""
+    world, events = make_world(store_url), list[Any]()
+    payment = await fail(world)
+    payment.status = "SUCCESS" if is_restarted else "FAILED"
+    async with world.client(on_event=events.append) as client, world.client(on_event=events.append) as other:
+        await read(client)
+        payment.status = "SUCCESS"
+        for each in (client, other, client):
+            await read(each)
+        record = await world.get(client, "k")
+        assert [each.key for each in await client.payments.unresolved()] == ["k"]
+    told = [each for each in events if isinstance(each, FinalStateChanged)]
+    assert [(each.idempotency_key, each.before, each.status) for each in told] == [("k", "FAILED", "SUCCESS")]
+    assert (record.status, record.cause, record.is_contradicted) == ("FAILED", PaymentCause.CHANGED, True)
+    assert record.reason is not None and record.reason in next_step(record, world.utcnow()).text
+    assert [each.what for each in record.history].count("contradiction") == 1
+    assert caplog.text.count("was finally FAILED") == 1
+
+
+async def fail(world: World) -> Any:
+    """Let a payment fail, as the store records it, and return it."""
+    async with world.client() as client:
+        await world.pay(client, [Order("before", "collections", number(1))])
+        await anyio.sleep(MINUTE)
+        await world.lose(client, Order("k", "collections", number(2)), made=True)
+        payment = world.service.payments[-1]
+        payment.status = "FAILED"
+        await anyio.sleep(GRACE)
+        await client.payments.reconcile()
+        assert (await world.get(client, "k")).status == "FAILED"
+    return payment
