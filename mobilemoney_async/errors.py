@@ -88,8 +88,8 @@ class InvalidRequest(MobileMoneyError, ValueError):
     def __init__(self, message: str, *, argument: str, problem: str | None = None, advice: str | None = None) -> None:
         super().__init__(message)
         self.argument = argument
-        self.problem = printable(message if problem is None else problem)
-        self.advice = advice
+        self.problem: str = printable(message if problem is None else problem)
+        self.advice: str | None = advice
 
 
 class TransportError(MobileMoneyError):
