@@ -305,6 +305,7 @@ def test_one_page_answers_all_hints() -> None:
     drive(planner, service, until=69.5)
     for number in range(5):
         assert planner.hint(f"txn-{number}", 70.3)
+    assert not planner.hint("txn-1", 72.0), "it is on the list already, and takes no place of the allowance"
     done = drive(planner, service, until=71.0, start=70.3)
     assert [request for _, request in done.asked] == [Page(1)]
     assert len(done.endings) == 5
