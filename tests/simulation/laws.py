@@ -44,8 +44,23 @@ def check_always(world: World) -> None:
         if payment is None or payment.owner != key:
             # Of another system's payment of the same kind, see the assumptions in docs/payments.md.
             world.breaks(f"{key} is taken for {transaction_id}, which is {payment and payment.owner}")
-        elif state == "FINAL" and payment.status(world.now()) != status:
+        elif state == "FINAL" and status not in {payment.status(world.now()), *_earlier_ends(world, payment)}:
             world.breaks(f"{key} is FINAL and {status}, but {payment.status(world.now())} at the service")
+
+
+def _earlier_ends(world: World, payment: Payment) -> list[str]:
+    return [payment.end] if world.now() >= payment.turns_at else []
+
+
+def _check_turned(world: World, payment: Payment, states: dict[str, Any]) -> None:
+    """Check that a final state which has changed on pages that were read is told, once."""
+    key, *_, cause = states.get(str(payment.owner), (None, None))
+    if key is None or states[key][3] != payment.id or states[key][4] not in _earlier_ends(world, payment):
+        return
+    query = f"SELECT detail FROM mobilemoney_payment_history WHERE key = '{key}' AND what = 'contradiction'"
+    told = sum("was finally" in detail for (detail,) in world.disk.look(query))
+    if cause != "CHANGED" or told != 1:
+        world.breaks(f"{payment.id} of {key} was {payment.end}, is {payment.status(world.now())}, told {told} times")
 
 
 def _check_end_stays(world: World, key: str, state: str, status: str) -> None:
@@ -202,6 +217,7 @@ def check_end(world: World, orders: dict[str, Order]) -> None:
     unclaimed = {row[0] for row in world.disk.look("SELECT transaction_id FROM mobilemoney_unclaimed")}
     for payment in world.service.payments:
         _check_listed(world, payment, states, unclaimed)
+        _check_turned(world, payment, states)
     if not world.is_doubted:
         _check_feed(world, states)
 

@@ -151,7 +151,13 @@ PROFILED = 0.5
 # Added later, for seeds that draw none of the others: what these draw is as it was.
 SHOP_WITH_PAUSES, PAUSING = "a shop with pauses", 0.2
 PROFILES[SHOP_WITH_PAUSES] = Profile(
-    weights={**dict.fromkeys(FAULTS, 0), "request_lost": 0.1, "answer_lost": 0.1, "server_error": 0.1},
+    weights={
+        **dict.fromkeys(FAULTS, 0),
+        "request_lost": 0.1,
+        "answer_lost": 0.1,
+        "server_error": 0.1,
+        "end_turns": 0.5,  # no other seed draws it
+    },
     sizes={
         "pause": 3_600.0,
         "minutes": 600.0,
@@ -248,7 +254,7 @@ class Plan:
         if self.nature.lag >= 30 and "grace" in sizes:
             sizes = {**sizes, "grace": self.grace}
         others = {each: 0 if each[:5] in profile.weights else weight / 5 for each, weight in self.weights.items()}
-        plan = self.weighing(others).weighing({each: n for each, n in profile.weights.items() if each in FAULTS})
+        plan = self.weighing(others).weighing({each: n for each, n in profile.weights.items() if each[-1] != "_"})
         return plan.resized(**{"profile": name, "has_store": True, "rush": 0, "idle": 12.0, **sizes})
 
     def resized(self, **sizes: Any) -> Plan:

@@ -225,6 +225,12 @@ DEFECTS = (
         "is_time",
     ),
     Defect(
+        "a final state that changes is told to nobody",
+        "payments/unclaimed.py",
+        "        await compare_final_states(self._store, rows, now=now, on_event=self._on_event)\n",
+        "",
+    ),
+    Defect(
         "a rival is not looked for",
         "payments/evidence.py",
         "            rival = self._rival(key, row, skew)\n",

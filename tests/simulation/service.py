@@ -36,6 +36,7 @@ class Payment:
         merchant: Whose it is.
         is_denied: Whether its create was refused, or so it seemed; `is_troubled` whether no answer acknowledged it.
         end: Its final state, and `ends_at` when it gets there, in seconds of the world.
+        turns_at: When it is a success after all, against the contract.
     """
 
     id: str
@@ -52,9 +53,12 @@ class Payment:
     merchant: str = MERCHANT
     is_denied: bool = False
     is_troubled: bool = False
+    turns_at: float = math.inf
 
     def status(self, now: float) -> str:
         """Return its state at a time of the world."""
+        if now >= self.turns_at:
+            return "SUCCESS"
         first = "PENDING" if self.type == "collection" else "PROCESSING"
         return self.end if now >= self.ends_at else first
 
@@ -228,6 +232,8 @@ class Service:
             ends_at=self.now() + after,
             merchant=merchant,
         )
+        if end != "SUCCESS" and self.chance("end_turns"):
+            payment.turns_at = payment.ends_at + 900
         self.payments.append(payment)
         for each in self.on_change:
             each(payment)
