@@ -55,6 +55,7 @@ def _is_sentence(node: ast.AST, texts: set[str]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_no_program_compares_a_text_for_people() -> None:
     """The sandbox plays the service, whose texts are its own."""

@@ -251,8 +251,9 @@ def _read_error(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Mo
 
 def _write_error(error: MobileMoneyError, converter: DataConverter, shown: Callable[[str], str]) -> dict[str, Any]:
     """Return the class of an error, its arguments, and its attributes that have a value; not its cause."""
-    attributes = {name: getattr(error, name) for name in ERROR_ATTRIBUTES if getattr(error, name, None) is not None}
-    for name in {"message", "excerpt"} & attributes.keys():
+    own = {"outcome": error.outcome, **vars(error)}
+    attributes = {name: own[name] for name in ERROR_ATTRIBUTES if own.get(name) is not None}
+    for name in {"message", "excerpt", "problem", "advice"} & attributes.keys():
         attributes[name] = shown(attributes[name])
     args = [shown(str(each)) for each in error.args]
     return {"type": type(error).__name__, "args": args, **converter.unstructure(attributes)}

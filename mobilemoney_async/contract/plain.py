@@ -16,7 +16,11 @@ ERROR_ATTRIBUTES: dict[str, Any] = {
     "argument": str,
     "message": str,
     "excerpt": str,
-    **dict.fromkeys(["idempotency_key", "transaction_id", "other_key", "code", "content_type", "path"], str | None),
+    "problem": str,
+    "is_database": bool,
+    **dict.fromkeys(
+        ["advice", "peer", "idempotency_key", "transaction_id", "other_key", "code", "content_type", "path"], str | None
+    ),
 }
 """Types of the errors' attributes in data; the models add theirs."""
 

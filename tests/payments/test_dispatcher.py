@@ -335,6 +335,7 @@ async def test_an_empty_float_pauses_every_dispatcher_of_the_account(
             assert (third.stats.paused, third.stats.queued) == (None, 0)
 
 
+@pytest.mark.slow
 async def test_a_pause_of_the_program_is_kept_and_shown_elsewhere(store_url: str) -> None:
     """Also once its block is left; and so is one that ends by itself, until it ends."""
     world = make_world(store_url)

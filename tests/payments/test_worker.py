@@ -317,6 +317,7 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     assert "other hosts serve 4 accounts" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_host_alone_names_no_other_one(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
