@@ -34,6 +34,7 @@ FAULTS: dict[str, float] = {
     "proxy_repeats": 0.1,
     "lookup_lost": 0.03,
     "status_stale": 0.2,
+    "side_field_odd": 0.3,
     "list_empty": 0.1,
     "list_lag": 0.1,
     "list_cap": 0.1,

@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 import attrs
 
 Row: TypeAlias = dict[str, Any]
+# Fields of a row that may hold anything, and hide nothing.
+SIDE_FIELDS = ("reference", "network", "merchant_id", "completed_at", "failed_at", "fees", "settlement")
 KINDS = {"c2b": ("collection", "PENDING"), "b2c": ("disbursement", "PROCESSING")}
 ENDS = {
     "collection": (("SUCCESS", 6), ("FAILED", 2), ("TIMEOUT", 1)),
@@ -130,6 +132,7 @@ class Service:
         now: The world's time, seconds.
         began: The moment of time 0.
         chance: Whether a fault of a name strikes now.
+        odd: The side fields of transactions that hold something else, by id.
         requests: How many creates have arrived, those repeated by a proxy once.
     """
 
@@ -140,6 +143,7 @@ class Service:
     dice: random.Random
     payments: list[Payment] = attrs.field(factory=list)
     tokens: dict[str, float] = attrs.field(factory=dict)
+    odd: dict[str, Row] = attrs.field(factory=dict)
     lists_empty_until: float = 0.0
     lists_lag_until: float = 0.0
     long_lag: float = 0.0
@@ -317,7 +321,11 @@ class Service:
                 row["settlement"] = {"net_amount": f"{payment.amount}.00", **settled}
         elif status == "FAILED":
             row |= {"failed_at": ended, "failure_reason": "RECIPIENT_NOT_FOUND"}
-        return row
+        if payment.id not in self.odd:  # for good: an answer without it would show all
+            field = self.dice.choice(SIDE_FIELDS)
+            value: Any = self.dice.choice([None, "", [], {}, False])
+            self.odd[payment.id] = {field: value} if self.chance("side_field_odd") else {}
+        return row | self.odd[payment.id]
 
     def _text(self, at: datetime) -> str:
         pattern = "%Y-%m-%dT%H:%M:%S.%fZ" if self.nature.microseconds else "%Y-%m-%dT%H:%M:%SZ"
