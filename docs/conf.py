@@ -34,9 +34,9 @@ nitpick_ignore_regex = [
     # Types of other libraries. Their inventories would have to be downloaded.
     (
         r"py:.*",
-        r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|random|respx|starlette|types)\..*",
+        r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|os|random|respx|socket|starlette|types)\..*",
     ),
-    (r"py:.*", r"datetime|timedelta|Decimal"),
+    (r"py:.*", r"datetime|timedelta|Decimal|FileDescriptorLike"),
     # In signatures of what users do not construct: a sentinel, type variables, iterators, inner values of the sandbox.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.\w+\.Ts?|Ts|_asyncio\.Future"),
     (r"py:class", r"mobilemoney_async\.contract\.converter\.T"),

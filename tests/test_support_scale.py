@@ -26,7 +26,7 @@ def _item(name: str, **params: object) -> SimpleNamespace:
     return SimpleNamespace(
         nodeid=f"{name}[{id(params)}]",
         name=name,
-        callspec=SimpleNamespace(params=params),
+        callspec=SimpleNamespace(params=params, indices={name: id(value) for name, value in params.items()}),
         get_closest_marker=lambda mark: None,
     )
 

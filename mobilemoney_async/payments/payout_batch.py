@@ -47,7 +47,7 @@ class PayoutLine(Data):
         transaction_id: The service's transaction, once known.
         fee: The total fee in TZS, where the service shows one, or None.
         reason: Why it failed, was refused, waits or is unknown, or None.
-        warning: What to check before the approval, as in `PayoutBatch.warnings`, or None.
+        warning: What to check before the approval, as in ``PayoutBatch.warnings``, or None.
         info: The other columns of the file.
     """
 

@@ -9,7 +9,7 @@ import attrs
 
 
 class PaymentCause(str, enum.Enum):
-    """Cause for which a payment is open; its sentence is `PaymentRecord.reason`."""
+    """Cause for which a payment is open; its sentence is ``PaymentRecord.reason``."""
 
     # Of a payment that the list has not shown.
     IN_GRACE = "IN_GRACE"

@@ -64,9 +64,8 @@ def _alike(items: Iterable[Any]) -> Iterable[list[Any]]:
     """Return tests in groups that differ in nothing but loop and database."""
     groups: dict[object, list[Any]] = defaultdict(list)
     for item in items:
-        # By identity: the values of a parameter are the same objects in each combination.
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        others = sorted((name, id(value)) for name, value in params.items() if name not in _PAIR)
+        places = item.callspec.indices if hasattr(item, "callspec") else {}
+        others = sorted((name, place) for name, place in places.items() if name not in _PAIR)
         groups[item.nodeid.partition("[")[0], *others].append(item)
     return groups.values()
 
