@@ -308,6 +308,11 @@ logins: sa.Table = sa.Table(
 )
 
 
+for _table in METADATA.tables.values():
+    # In one order in every process: SQLite takes the one made last where several would cost the same.
+    _table.indexes = sa.util.OrderedSet(sorted(_table.indexes, key=lambda index: str(index.name), reverse=True))
+
+
 def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str], **new: Any) -> sa.Row[Any]:
     """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
     found = connection.execute(_locked(table), key).one_or_none()
