@@ -20,10 +20,14 @@ class _Body(httpx.AsyncByteStream, httpx2.AsyncByteStream):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:  # no generator, which complains where a call is left in the middle
+        self._chunks = aiter(self._stream)
+        return self
+
+    async def __anext__(self) -> bytes:
         with _errors():
-            async for chunk in self._stream:
-                yield chunk
+            chunk: bytes = await anext(self._chunks)
+            return chunk
 
     async def aclose(self) -> None:
         with _errors():
