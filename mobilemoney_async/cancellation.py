@@ -31,7 +31,7 @@ async def shielded(
             try:
                 await work()
             except ignored:
-                pass
+                pass  # the caller has said that these change nothing
             except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
                 failure = exc
 

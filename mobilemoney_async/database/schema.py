@@ -309,7 +309,7 @@ logins: sa.Table = sa.Table(
 
 
 for _table in METADATA.tables.values():
-    # In one order in every process: SQLite takes the one made last where several would cost the same.
+    # In one order in every process: which of several equal plans SQLite takes depends on it.
     _table.indexes = sa.util.OrderedSet(sorted(_table.indexes, key=lambda index: str(index.name), reverse=True))
 
 
