@@ -32,6 +32,7 @@ from mobilemoney_async.values import csv_cell, shown_id
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal
+    from mobilemoney_async.payments.payments import PaymentBook
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV_HEADER = (
@@ -65,19 +66,23 @@ def list_unclaimed(
 @with_service(*OF_THE_STORE)
 def explain_transaction(
     *,
-    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="One that `unclaimed` lists.")],
-    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept for thirty days.")],
+    transaction_ids: Annotated[
+        list[str], typer.Argument(metavar="TRANSACTION_ID…", help="One or several that `unclaimed` lists.")
+    ],
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept with each.")],
     service: Service,
 ) -> None:
-    """Say what a transaction is that no payment claims, after you have looked. Needs no service.
+    """Say what transactions are that no payment claims, after you have looked. Needs no service.
 
-    It then keeps no payment from being sent.
+    They then keep no payment from being sent. Of a payment whose final state has changed, this keeps the first one.
     """
-    explained = run_with_store(lambda book: book.explain(transaction_id, note=note), find_store(service))
-    result = "It stops no payment any more."
-    if explained.is_gap:
-        result = "The store has forgotten it: it stops payments of its kind until you import it with recover."
-    print(output.visible(f"{explained.transaction_id}: {explained.state}. {result}"))
+
+    async def explain(book: PaymentBook) -> None:
+        for each in transaction_ids:
+            explained = await book.explain(each, note=note)
+            print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
+
+    run_with_store(explain, find_store(service))
 
 
 @with_service()
@@ -182,6 +187,19 @@ def audit(
         print_audit(found, service)
     if not found.is_clean:
         raise typer.Exit(ExitCode.ERROR)
+
+
+@with_service()
+def restored(
+    *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name, and which backup it was.")], service: Service
+) -> None:
+    """Say that the store was restored from a backup, before anything is paid with it.
+
+    It is then compared with the service before the next payment. Takes the service and the credentials as reconcile
+    does. Sends nothing.
+    """
+    run_with_service(lambda client: client.payments.restored(note=note), service)
+    print("The store is compared with the service before the next payment.")
 
 
 @with_service()

@@ -68,12 +68,19 @@ stores: sa.Table = sa.Table(
 FOUND_VERSION: sa.ScalarSelect[int] = sa.select(stores.c.version).scalar_subquery()
 """Version of the database, as a column of another statement."""
 
-# Conditions of partial indexes. The queries of `payments.journal` have the same text, without which SQLite would not
-# use the indexes.
-_UNIDENTIFIED = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
+# Conditions of partial indexes. Queries use the same ones: SQLite uses an index only for the same text.
+IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
+"""The payment may exist, as an unknown transaction: `payments.records.UNIDENTIFIED`."""
+
+STOPS_KIND: sa.TextClause = sa.text("stops_kind")
+"""No other payment of the kind may be sent: `payments.records.stops_kind`."""
+
+WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
+"""The payment was refused without a code of the contract, and may exist after all."""
+
+_KIND = ("account", "type", "phone_number", "amount")
 _QUEUED = sa.text("state = 'QUEUED'")
 _CONTRADICTED = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
-_REFUSED_SOFTLY = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 
 payments: sa.Table = sa.Table(
     "mobilemoney_payment_records",
@@ -85,6 +92,8 @@ payments: sa.Table = sa.Table(
     *_columns(UTCDateTime, "sent_at", "stale_at", "ended_at"),
     *_columns(sa.Text, "transaction_id", "reference", "status", "transaction", "acknowledgement"),
     sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
+    # Whether no other payment of its kind may be sent: it may exist, as an unknown transaction.
+    sa.Column("stops_kind", sa.Boolean, nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     sa.Column("walked_at", UTCDateTime),
     *_columns(sa.Text, "candidates", "error", "external_id"),
@@ -105,15 +114,10 @@ payments: sa.Table = sa.Table(
     sa.Column("line", sa.Integer),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
-    # At most one payment of a kind without a known transaction.
-    _partial_index(
-        "mobilemoney_payment_records_unidentified",
-        _UNIDENTIFIED,
-        "account",
-        "type",
-        "phone_number",
-        "amount",
-        unique=True,
+    # At most one payment of a kind that stops the others, and all that have no known transaction.
+    *(
+        _partial_index(f"mobilemoney_payment_records_{name}", where, *_KIND, unique=name == "stopping")
+        for name, where in {"stopping": STOPS_KIND, "unidentified": IS_UNIDENTIFIED}.items()
     ),
     # Every attempt that was ever made of a kind.
     sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
@@ -122,7 +126,7 @@ payments: sa.Table = sa.Table(
     _partial_index("mobilemoney_payment_records_sent", sa.text("sent_at IS NOT NULL"), "account", "sent_at"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_queue", _QUEUED, "account", "priority", "created_at"),
-    _partial_index("mobilemoney_payment_records_refused", _REFUSED_SOFTLY, "account", "ended_at"),
+    _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
     _partial_index("mobilemoney_payment_records_contradicted", _CONTRADICTED, "account", "created_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
@@ -203,45 +207,58 @@ batch_lines: sa.Table = sa.Table(
     sa.Column("info", sa.Text),
 )
 
-# Transactions of the service that no payment claims. `created_at` is the service's time; `number_digest` is a keyed
-# digest of the phone number, `shown_number` shows its last digits. `fits_key` is the payment that the transaction may
-# be a second time; `is_gap` marks transactions from a time that the store has forgotten.
-unclaimed: sa.Table = sa.Table(
-    "mobilemoney_unclaimed",
+# Transactions of the service that no payment owned when a list showed them, until a payment owns them or someone
+# explains them. `created_at` is the service's time; `number_digest` is a keyed digest of the phone number,
+# `shown_number` shows its last digits. `due_at` is the time from which nothing of ours can be on its way that it may
+# be; at `told_at` it was reported. `fits_key` is the payment that it may be a second time; `is_lost` marks one of a
+# time that the store has forgotten, `went_backwards` that the store itself has shown so; `is_foreign` one that was made
+# while the store was in contact, and that none of its payments fits.
+unmatched: sa.Table = sa.Table(
+    "mobilemoney_unmatched",
     METADATA,
     *_columns(sa.Text, "account", "transaction_id", primary_key=True),
-    *_columns(sa.Text, "type", "amount", nullable=False),
-    sa.Column("created_at", UTCDateTime, nullable=False),
-    sa.Column("shown_number", sa.Text, nullable=False),
-    sa.Column("number_digest", sa.Text),
-    sa.Column("status", sa.Text, nullable=False),
-    *_columns(UTCDateTime, "first_seen_at", "changed_at", nullable=False),
-    sa.Column("fits_key", sa.Text),
-    sa.Column("is_gap", sa.Boolean, nullable=False, default=False),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("note", sa.Text),
-    sa.Index("mobilemoney_unclaimed_state", "account", "state", "first_seen_at"),
-    sa.Index("mobilemoney_unclaimed_kind", "account", "number_digest", "type", "amount"),
+    *_columns(sa.Text, "type", "amount", "shown_number", "status", nullable=False),
+    sa.Column("created_at", UTCDateTime),
+    *_columns(sa.Text, "number_digest", "fits_key"),
+    *_columns(UTCDateTime, "first_seen_at", "due_at", "changed_at", nullable=False),
+    sa.Column("told_at", UTCDateTime),
+    *_columns(sa.Boolean, "is_lost", "went_backwards", "is_foreign", nullable=False, default=False),
+    sa.Column("explained_at", UTCDateTime),
+    *_columns(sa.Text, "note", "explained_by"),
+    sa.Index("mobilemoney_unmatched_seen", "account", "first_seen_at"),
+    sa.Index("mobilemoney_unmatched_kind", "account", "number_digest", "type", "amount"),
 )
 
-# First sightings of transactions that nothing claims yet, for processes that read the list only once.
-sightings: sa.Table = sa.Table(
-    "mobilemoney_sightings",
+# Lives of a store: the times in which its processes have written without a pause of five minutes.
+lives: sa.Table = sa.Table(
+    "mobilemoney_lives",
     METADATA,
-    *_columns(sa.Text, "account", "transaction_id", primary_key=True),
-    sa.Column("first_seen_at", UTCDateTime, nullable=False),
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("began_at", UTCDateTime, primary_key=True),
+    sa.Column("until", UTCDateTime, nullable=False),
 )
 
-# The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
-# wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`. The columns `feed…` are of
-# its changes: their epoch, the last number given, the highest one that was pruned, and how often some were.
+# Times of the service's clock that a store has forgotten: what it made then, and no payment owns, may be the store's.
+lost_times: sa.Table = sa.Table(
+    "mobilemoney_lost_times",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    *_columns(UTCDateTime, "start", "end", primary_key=True),
+    sa.Column("went_backwards", sa.Boolean, nullable=False),
+)
+
+# The merchant of an account, and the comparison of the store with the service. One is due since `due_since`, when the
+# newest payment was of `known_until`, and is repeated from `again_at` on; `went_backwards` says that the store itself
+# has shown that it lost payments. Until `others_until` other systems count as paying too. `timeline` is PostgreSQL's;
+# `number_key` is the secret of the digests in `unmatched`. The columns `feed…` are of its changes: their epoch, the
+# last number given, the highest one that was pruned, and how often some were.
 accounts: sa.Table = sa.Table(
     "mobilemoney_accounts",
     METADATA,
     sa.Column("account", sa.Text, primary_key=True),
     *_columns(sa.Text, "merchant_id", "host", "credentials"),
-    *_columns(UTCDateTime, "first_record_at", "checked_at", "doubted_at", "known_until", "gap_at"),
-    sa.Column("stopped", sa.Text),
+    *_columns(UTCDateTime, "first_record_at", "due_since", "known_until", "again_at", "lost_at", "others_until"),
+    sa.Column("went_backwards", sa.Boolean),
     sa.Column("timeline", sa.Integer),
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
     sa.Column("paused", sa.Text),

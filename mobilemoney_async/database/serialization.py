@@ -16,6 +16,8 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 
 T = TypeVar("T", bound=Data | MobileMoneyError)
 
+# The longest error or note, characters.
+_LONGEST = 500
 # Longer than any amount of an answer: the total of a batch is one too. An exponent would fill the memory.
 _AMOUNT = re.compile(r"[0-9]{1,25}(?:\.[0-9]{1,20})?")
 
@@ -52,6 +54,14 @@ def load_amount(text: str) -> Decimal:
     if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
         raise _unreadable("amount")
     return Decimal(text)
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text, as any database can hold it.
+
+    A NUL or a lone surrogate in a text of the service must not keep the rest from being recorded.
+    """
+    return text[:_LONGEST].replace("\0", "").encode(errors="replace").decode()
 
 
 def _unreadable(kind: str) -> StoreError:

@@ -84,7 +84,7 @@ class AccountStore:
         keep_changes: For how long changes of payments that have ended are kept.
         guard: Keeps payments from being begun that may be made already.
         newest: When the newest payment that this process knows of was sent.
-        unguarded_at: As of `payments.gap.AccountFacts`.
+        due_since: Since when this process knows that the store is to be compared with its service, or None.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         compared: Final states of known transactions that were compared with the store, by id.
         reconciling: Shared by the reconcilers of the account.
@@ -104,7 +104,7 @@ class AccountStore:
     keep_changes: timedelta = timedelta(days=90)
     guard: DuplicateGuard = attrs.field(init=False)
     newest: datetime | None = attrs.field(default=None, init=False)
-    unguarded_at: datetime | None = attrs.field(default=None, init=False)
+    due_since: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     compared: dict[str, str] = attrs.field(factory=dict, init=False)
     reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
@@ -113,7 +113,6 @@ class AccountStore:
     consuming: dict[str, str] = attrs.field(factory=dict, init=False)
     left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
-    _opened_at: datetime | None = attrs.field(default=None, init=False)
     clients: int = attrs.field(default=0, init=False)
 
     @guard.default
@@ -178,17 +177,10 @@ class AccountStore:
     def _place(self, key: str | None) -> Sequence[str]:
         return () if key is None else (self.account, key)
 
-    def note_newest(self, sent_at: datetime, *, is_own: bool) -> None:
+    def note_newest(self, sent_at: datetime) -> None:
         """Remember when a payment was sent, to notice a store that has lost it. Called in any thread."""
         if self.newest is None or sent_at > self.newest:
             self.newest = sent_at
-            if not is_own:
-                self.unguarded_at = sent_at
-
-    def note_opened(self, now: datetime) -> datetime:
-        """Return since when this process knows the store."""
-        self._opened_at = self._opened_at or now
-        return self._opened_at
 
     def attach(self) -> None:
         """Count one more client."""

@@ -114,7 +114,7 @@ class RecordedAttempts:
         def note(attempt: int | None) -> None:
             made.append(attempt)
             if attempt is not None and self.sent_at is not None:
-                self.store.note_newest(self.sent_at, is_own=True)
+                self.store.note_newest(self.sent_at)
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import payments
+from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.audit_report import (
@@ -29,7 +29,7 @@ from mobilemoney_async.payments.audit_report import (
     unsettled_of,
 )
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.journal import WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import query_for, shift
 from mobilemoney_async.payments.queries import explained_ids, merchant_of, owners

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, localcontext
 
@@ -167,7 +167,7 @@ class Comparison:
     open_ones: Sequence[PaymentRecord] = attrs.field(repr=False)
     sent: Sequence[PaymentRecord] = attrs.field(repr=False)
     merchant_id: str | None
-    explained: Mapping[str, str | None]
+    explained: Container[str]
     is_sole_writer: bool
     began_at: datetime
     now: datetime
@@ -213,8 +213,8 @@ class Comparison:
         return found
 
     def _unowned(self) -> Iterable[Transaction]:
-        """Return the rows that no payment claims, and that nobody has explained for all payments."""
-        return (row for row in self.own_rows if row.id not in self.owned and self.explained.get(row.id, "") is not None)
+        """Return the rows that no payment claims, and that nobody has explained."""
+        return (row for row in self.own_rows if row.id not in self.owned and row.id not in self.explained)
 
     def differences(self) -> Iterable[Difference]:
         """Return the differences of the rows that are shown, and the payments with an unknown result."""

@@ -21,7 +21,7 @@ from mobilemoney_async.calls.tokens import NamedSource
 from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.database.engine import timeline
-from mobilemoney_async.database.schema import accounts, lock_row, payments
+from mobilemoney_async.database.schema import accounts, lives, lock_row, payments
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     InvalidCredentials,
@@ -34,8 +34,9 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.gap import AccountFacts
+from mobilemoney_async.payments.comparison import AccountFacts, why_compare
 from mobilemoney_async.payments.journal import CONFLICTS, Journal, to_record
+from mobilemoney_async.payments.lives import go_on, is_worth_a_write
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
 
@@ -55,7 +56,12 @@ NEWEST: sa.Select[Any] = (
 """Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
-_FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_FIELDS).select_from(
+_life = sa.select(lives).where(lives.c.account == sa.bindparam("of_account"))
+_LIFE = [
+    _life.with_only_columns(lives.c[column]).order_by(lives.c.began_at.desc()).limit(1).scalar_subquery().label(name)
+    for name, column in {"life_began_at": "began_at", "life_until": "until"}.items()
+]
+_FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_LIFE, *_FIELDS).select_from(
     _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
 )
 _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
@@ -123,10 +129,9 @@ class Binding:
         row = dict(journal.connection.execute(statement, values).mappings().one())
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["newest"] is not None:
-            self._store.note_newest(row["newest"], is_own=False)
+            self._store.note_newest(row["newest"])
         facts = AccountFacts(
             remembered=remembered,
-            unguarded_at=self._store.unguarded_at,
             timeline_now=timeline(journal.connection),
             **row,
         )
@@ -138,7 +143,6 @@ class Binding:
         Credentials that are new to the account have to look up one of its transactions first. If that fails, not
         because there is none, they are not used either, unless `is_lenient`.
         """
-        self._store.note_opened(self._pipeline.utcnow())
         if facts is None:
             facts = await self.read()
         name = await self._name_credentials()
@@ -214,6 +218,12 @@ class Binding:
         await self._store.database.open()
         name = await self._name_credentials()
         await self.save(host=self._host, credentials=name, merchant_id=None, note=note)
+
+    async def keep_contact(self, facts: AccountFacts | None = None) -> None:
+        """Write at most once a minute that the store's life goes on; not while it is to be compared."""
+        facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
+        if why_compare(facts, now) is None and is_worth_a_write(facts, now):
+            await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), joins="")
 
     async def save(self, **values: Any) -> None:
         """Change the account's row."""

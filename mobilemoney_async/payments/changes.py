@@ -31,6 +31,7 @@ from mobilemoney_async.database.schema import (
     lock_row,
     payments,
     retries,
+    unmatched,
 )
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.journal import Journal, to_record
@@ -41,7 +42,7 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     UnclaimedTransaction,
 )
-from mobilemoney_async.payments.unclaimed import find_unclaimed
+from mobilemoney_async.payments.unmatched import find_lines
 
 # Changes that are numbered in one transaction.
 _AT_ONCE = 5_000
@@ -194,7 +195,11 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
 
 
 def _find_others(journal: Journal, ids: Sequence[str]) -> dict[str, UnclaimedTransaction]:
-    found = [each for some in chunks(ids) for each in find_unclaimed(journal, None, *some)]
+    found = [
+        line.shown
+        for some in chunks(ids)
+        for line in find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
+    ]
     return {each.transaction_id: each for each in found}
 
 

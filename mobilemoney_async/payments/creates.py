@@ -42,9 +42,9 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
+from mobilemoney_async.payments.comparison import AccountFacts
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
-from mobilemoney_async.payments.gap import AccountFacts
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
@@ -244,6 +244,7 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
+            await self._recovery.resume(facts)
             await self._reconciler.look_for(record)
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
@@ -338,8 +339,8 @@ def _unknown(record: PaymentRecord) -> OutcomeUnknown:
             *map(shown_id, record.candidates[:_MOST_NAMED]),
             *(["another"] if record.candidates[_MOST_NAMED:] else []),
         ]
-        said = f"the payment may be {' or '.join(named)}: someone has to look, and to decide by identify() or "
-        said += "confirm_absent()"
+        said = f"the payment may be {' or '.join(named)}: someone has to look, and to identify() the right one, or to "
+        said += "explain() each that is another payment"
     elif record.state is PaymentState.ABSENT:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.reason is not None:

@@ -22,8 +22,8 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, payments
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments
+from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records import LISTINGS, PaymentRecord, PaymentState
 

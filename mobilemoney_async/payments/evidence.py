@@ -26,7 +26,7 @@ Assumptions that are left (docs/payments.md has them for the merchant):
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from itertools import chain
 
@@ -144,6 +144,7 @@ class Verdict:
         by: How well that one fits.
         candidates: Ids of the transactions that it may be, if none is certain.
         is_clear: Whether the listing is complete and readable, covers the payment, and shows no such transaction.
+        has_none_near: Whether it is complete and readable, and shows no such transaction near the send.
         absent_ok: Whether it counts for the payment's absence: it is clear, and its control has passed.
         reason: The reason if neither is so.
     """
@@ -152,6 +153,7 @@ class Verdict:
     by: Match | None = None
     candidates: tuple[str, ...] = ()
     is_clear: bool = False
+    has_none_near: bool = False
     absent_ok: bool = False
     reason: Reason | None = None
 
@@ -167,8 +169,7 @@ class Evidence:
             unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
         grace: Seconds for which the list may miss a payment after the end of its request.
         hidden: Payments with a known transaction that the listing does not show, though it covers their days.
-        explained_ids: Transactions that an operator has explained, each with the key of the payment that it is not; or
-            with None, if it is none of the account's.
+        explained_ids: Transactions that an operator has explained: they are none of these payments.
         merchant_id: The account's merchant at the service, if known.
         spellings: Those that the owned transactions prove.
     """
@@ -178,7 +179,7 @@ class Evidence:
     searches: Mapping[str, PaymentQuery]
     grace: float
     hidden: Sequence[PaymentRecord] = ()
-    explained_ids: Mapping[str, str | None] = attrs.field(factory=dict)
+    explained_ids: Container[str] = ()
     merchant_id: str | None = None
     spellings: Spellings = attrs.field(init=False)
     _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
@@ -199,7 +200,7 @@ class Evidence:
         """Return the rows that nothing claims."""
         free = KindIndex[Transaction]()
         for row in self.walk.rows:
-            if self._is_mistaken(row) or not self._is_claimed(row.id):
+            if self._is_mistaken(row) or not self._is_settled_id(row.id):
                 free.add_row(row)
         return free
 
@@ -221,9 +222,9 @@ class Evidence:
         ]
         return sorted(samples, key=lambda sample: sample.began_at)
 
-    def _is_claimed(self, id: str | None, key: str | None = None) -> bool:
-        """Return whether a transaction cannot be any payment that is searched for, or not the one of a key."""
-        return id is not None and (id in self.owned or self.explained_ids.get(id, "") in {None, key})
+    def _is_settled_id(self, id: str | None) -> bool:
+        """Return whether a transaction cannot be any payment that is searched for."""
+        return id is not None and (id in self.owned or id in self.explained_ids)
 
     def _is_mistaken(self, row: Transaction) -> bool:
         """Return whether a row contradicts the payment that owns it: an acknowledgement had the id of another one."""
@@ -337,16 +338,15 @@ class Evidence:
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
         for row in self._free.like_query(query):
-            is_asked = row.id in self.owned or not self._is_claimed(row.id, key)
-            is_near = is_asked and may_be_within(row, first, last)
+            is_near = may_be_within(row, first, last)
             fit = match(query, row, self.spellings) if is_near else Match.NONE
             if fit is not Match.NONE:
                 near[row.id] = (Match.POSSIBLE if row.id in self.owned else fit, row)
+        flaw = self._flaw(query, skew)
         if not near:
-            flaw = self._flaw(key, query, skew)
             if flaw is not None:
                 return Verdict(reason=flaw if self.walk.is_complete else control.reason or flaw)
-            return Verdict(is_clear=True, absent_ok=control.passed, reason=control.reason)
+            return Verdict(is_clear=True, has_none_near=True, absent_ok=control.passed, reason=control.reason)
         ids = sorted(near)
         by, row = near[ids[0]]
         if len(near) == 1 and self._is_believed(query, by, row, skew):
@@ -354,15 +354,19 @@ class Evidence:
             if rival is None:
                 return Verdict(adopt=row, by=by)
             return Verdict(candidates=(row.id,), reason=Reason(PaymentCause.RIVAL, rival))
-        return Verdict(candidates=tuple(ids), reason=may_be(ids))
+        window = query.window(skew)
+        is_far = flaw is None and not any(may_be_within(row, *window) for _, row in near.values())
+        return Verdict(candidates=tuple(ids), has_none_near=is_far, reason=may_be(ids))
 
     def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:
         """Return a verdict without candidates with those of earlier that the list still shows, whatever it shows.
 
         Our own acknowledgement may have named one of them: another amount or number is no proof then.
         """
-        shown = tuple(each for each in candidates if each in self._rows and not self._is_claimed(each))
-        return attrs.evolve(verdict, candidates=shown, is_clear=False, absent_ok=False) if shown else verdict
+        shown = tuple(each for each in candidates if each in self._rows and not self._is_settled_id(each))
+        if not shown:
+            return verdict
+        return attrs.evolve(verdict, candidates=shown, is_clear=False, has_none_near=False, absent_ok=False)
 
     def _is_believed(self, query: PaymentQuery, by: Match, row: Transaction, skew: Skew | None) -> bool:
         """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
@@ -381,12 +385,11 @@ class Evidence:
             start, end = other.window(skew)
             # A payment is seen some minutes off where a clock was set: it is a rival all the same.
             is_seen = may_be_within(row, shift(start, -STEADY), shift(end, STEADY))
-            is_near = rival != key and is_seen and not self._is_claimed(row.id, rival)
-            if is_near and match(other, row, self.spellings) is not Match.NONE:
+            if rival != key and is_seen and match(other, row, self.spellings) is not Match.NONE:
                 return rival
         return None
 
-    def _flaw(self, key: str, query: PaymentQuery, skew: Skew | None) -> Reason | None:
+    def _flaw(self, query: PaymentQuery, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing may have missed a payment, apart from its control, or None."""
         if not self.walk.is_complete:
             return _NOT_WHOLE
@@ -395,7 +398,7 @@ class Evidence:
         first, last = query.reach(skew)
         for row in self.walk.unreadable:
             is_near = row.created_at is None or first <= row.created_at <= last
-            if is_near and not self._is_claimed(row.id, key):
+            if is_near and not self._is_settled_id(row.id):
                 return Reason(PaymentCause.UNREADABLE)
         return None
 

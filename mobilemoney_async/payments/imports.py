@@ -1,4 +1,4 @@
-"""Import of transactions that a store has forgotten, each as the payment of a key that an operator gives."""
+"""Import of transactions that no payment owns, each as the payment of a key that an operator gives."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from mobilemoney_async.contract.comparison import international, may_be_number
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import insert_missing, payments
+from mobilemoney_async.database.schema import insert_missing, payments, unmatched
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for, shift
-from mobilemoney_async.payments.reasons import PaymentCause, Reason
-from mobilemoney_async.payments.reconciliation import adopt, doubt
-from mobilemoney_async.payments.records import CLAIMED, REUSABLE, PaymentRecord, PaymentState, Source
-from mobilemoney_async.payments.unclaimed import find_unclaimed
+from mobilemoney_async.payments.queries import owners
+from mobilemoney_async.payments.reasons import PaymentCause
+from mobilemoney_async.payments.reconciliation import adopt
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState, Source
+from mobilemoney_async.payments.unmatched import find_lines
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
 
 # Transactions that are fetched one by one, rather than listed.
@@ -33,14 +34,16 @@ _DAY = timedelta(days=1)
 async def import_transactions(
     store: AccountStore, pipeline: Pipeline, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str]
 ) -> list[PaymentRecord]:
-    """Import unclaimed transactions as payments; see `Payments.recover`."""
-    known = await store.read(lambda journal: find_unclaimed(journal, None, *keys.values()))
+    """Import transactions that no payment owns; see `Payments.recover`."""
+    named = unmatched.c.transaction_id.in_([*keys.values()])
+    known = await store.read(lambda journal: find_lines(journal.connection, journal.account, named))
+    times = [each.shown.created_at for each in known if each.shown.created_at is not None]
     rows: dict[str, Transaction] = {}
-    if len(keys) > _FEW and known:
-        times = [each.created_at for each in known]
+    if len(keys) > _FEW and times:
         first_day = shift(min(times), -_DAY).date()
         walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
         rows = {row.id: row for row in walk.rows}
+    wait = timedelta(seconds=store.grace + pipeline.options.timeout)
     done: list[PaymentRecord] = []
     for key, name in keys.items():
         row = rows.get(name)
@@ -50,7 +53,7 @@ async def import_transactions(
         # Under the key's lock no create of this event loop is under way, and the row's lock keeps off others.
         async with store.locks.hold(key):
             await store.flush(key=key)
-            work = partial(_import, key=key, transaction=row, number=number, note=note, now=now)
+            work = partial(_import, key=key, transaction=row, number=number, note=note, now=now, wait=wait)
             record = await store.write(work)
         if isinstance(record, StoreError):
             raise record
@@ -59,24 +62,42 @@ async def import_transactions(
 
 
 def _import(
-    journal: Journal, *, key: str, transaction: Transaction, number: str | None, note: str, now: datetime
+    journal: Journal,
+    *,
+    key: str,
+    transaction: Transaction,
+    number: str | None,
+    note: str,
+    now: datetime,
+    wait: timedelta,
 ) -> PaymentRecord | StoreError:
-    """Record an unclaimed transaction as the payment of a key, new or not, and return the payment."""
+    """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
     record, name = journal.find(key, lock=True), transaction.id
     if record is not None and record.transaction_id == name:
-        return record  # imported before
-    known = next(iter(find_unclaimed(journal, None, name)), None)
-    if known is None or known.state == CLAIMED:
-        raise _refused(f"{name!r} is not among the unclaimed transactions")
-    shown = international(transaction.phone_number)
-    is_other = shown is not None and not may_be_number(known.phone_number, shown)
-    if is_other or transaction.amount != known.amount:
-        raise _refused(f"transaction {name} shows another amount or phone number than it did in the list")
+        if record.cause is not PaymentCause.CHANGED or not transaction.is_final:
+            return record  # imported before
+        journal.take_final_state(record, attrs.evolve(transaction, type=record.type), note=note, at=now)
+        return journal.find(key) or record
+    owner = owners(journal, [name]).get(name)
+    if owner is not None:
+        raise _refused(f"transaction {name} is payment {owner.key!r} already")
+    known = next(iter(find_lines(journal.connection, journal.account, unmatched.c.transaction_id == name)), None)
+    made_at = transaction.created_at
+    if known is None or known.shown.status == "":  # no list has shown it
+        is_young, kind = made_at is not None and now < shift(made_at, wait), transaction.type
+    else:
+        is_young, kind = now < known.due_at and not known.shown.is_gap, known.shown.type
+        shown = international(transaction.phone_number)
+        is_other = shown is not None and not may_be_number(known.shown.phone_number, shown)
+        if is_other or transaction.amount != known.shown.amount:
+            raise _refused(f"transaction {name} shows another amount or phone number than it did in the list")
+    if is_young:
+        raise _refused(f"transaction {name} may be a payment on its way: try again in a few minutes")
     if record is not None and record.transaction_id is not None:
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
     if record is not None:
         return _adopt(journal, record, transaction, note=note, now=now)
-    record = _insert(journal, key, attrs.evolve(transaction, type=known.type), number, now)
+    record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
     adopted = _adopt(journal, record, transaction, note=note, now=now)
     if isinstance(adopted, StoreError):
         raise adopted  # someone has imported it under another key at this moment: this key stays unused
@@ -95,10 +116,6 @@ def _adopt(
     if not record.attempt:
         sent_at = record.sent_at
         record = to_record(journal.update(key, {"attempt": 1, "sent_at": sent_at, "ended_at": sent_at}))
-    if record.state in REUSABLE:
-        doubted = doubt(journal, record, Reason(PaymentCause.FORGOTTEN, name), at=now)
-        if isinstance(doubted, StoreError):
-            return doubted
     return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
 
 
@@ -121,13 +138,13 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
         "extra_digest": UNKNOWN_EXTRA,
         "external_id": valid_name(transaction.external_id),
         "state": PaymentState.UNKNOWN,
+        "stops_kind": False,  # at once it is owned
         "attempt": 1,
         **dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), min(transaction.created_at or now, now)),
     }
     journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
     record = journal.find(key)
-    if record is None:
-        raise _refused(f"another payment of the kind of {transaction.id} has an unknown result: find that one first")
+    assert record is not None  # under the key's lock
     return record
 
 

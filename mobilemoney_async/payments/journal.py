@@ -29,6 +29,7 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
+    STOPS_KIND,
     accounts,
     batches,
     changes,
@@ -37,15 +38,9 @@ from mobilemoney_async.database.schema import (
     payments,
     require_known,
 )
-from mobilemoney_async.database.serialization import dump, load, load_amount
+from mobilemoney_async.database.serialization import dump, load, load_amount, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
-from mobilemoney_async.payments.duplicates import (
-    SUSPECT,
-    DuplicateGuard,
-    claim,
-    duplicate_suspected,
-    require_unsuspected,
-)
+from mobilemoney_async.payments.duplicates import SUSPECT, DuplicateGuard, duplicate_suspected
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
     Clearance,
@@ -56,25 +51,17 @@ from mobilemoney_async.payments.records import (
     Source,
     clearance,
     move,
+    stops_kind,
 )
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
-"""`records.UNIDENTIFIED` in the text of a partial index: SQLite uses the index only for the same text."""
-
 WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
 """An attempt of the payment was released, or certainly failed: few of many."""
 
-WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
-"""The payment was refused without a code of the contract, and may exist after all. The text of a partial index."""
-
 UNKNOWN_EXTRA = "?"
 """Digest of the extra fields of a payment that was imported: the list does not show them."""
-
-# The longest error or note of a payment, characters.
-_LONGEST_DETAIL = 500
 
 _columns = payments.c
 _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
@@ -95,14 +82,14 @@ _DUPLICATE = _OF_ACCOUNT.where(
     _columns.phone_number == sa.bindparam("of_phone_number"),
     _columns.amount == sa.bindparam("of_amount"),
     _columns.key != sa.bindparam("of_key"),
-    IS_UNIDENTIFIED,
+    STOPS_KIND,
 )
 CONFLICTS: Sequence[sa.Label[Any]] = (
     _BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
     _DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
 )
-"""Records of the same key and of an unidentified payment of the same kind, not None if there is one, as columns of
-another statement; see `Journal.kind`."""
+"""Records of the same key and of the payment that stops its kind, not None if there is one, as columns of another
+statement; see `Journal.kind`."""
 _owner = payments.alias()
 _OWNER = (
     sa.select(_owner.c.key)
@@ -114,7 +101,7 @@ _OWNER = (
 _SAVED = (
     sa.select(
         *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
-        *(_columns[name] for name in ("ended_at", "transaction_id", "batch")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "batch", "stops_kind")),
         _OWNER,
     )
     .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
@@ -191,6 +178,11 @@ class Journal:
     guard: DuplicateGuard | None = None
     has_changes: bool = attrs.field(default=False, init=False)
 
+    @property
+    def _guard(self) -> DuplicateGuard:
+        self.guard = self.guard or DuplicateGuard(self.account)
+        return self.guard
+
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
         statement = _BY_KEY_LOCKED if lock else _BY_KEY
@@ -228,7 +220,7 @@ class Journal:
         return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
-        """Return the unidentified payment of the same kind under another key, if there is one."""
+        """Return the payment under another key that stops the kind of a payment, if there is one."""
         row = self.connection.execute(_DUPLICATE, self.kind(request)).one_or_none()
         return None if row is None else to_record(row)
 
@@ -266,9 +258,10 @@ class Journal:
             StoreError: Another release has changed the tables since this process began.
         """
         stale_at = sent_at + timedelta(seconds=lives)
-        sending = {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
+        sending = {"state": PaymentState.SENDING, "stops_kind": True}
+        sending |= {"sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
         attempt = 1 if expected is None else expected + 1
-        checks = (self.guard or DuplicateGuard(self.account)).parameters(self.connection, request, sent_at)
+        checks = self._guard.parameters(self.connection, request, sent_at)
         # The unique indexes decide between processes, whatever was read before.
         if expected is None:
             is_begun = self._insert(request, sending, checks)
@@ -314,13 +307,10 @@ class Journal:
             return self._contradict(entry, problem or f"is {state} already")
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
-        values = _values(row.ended_at, entry, target)
+        values = _values(row.ended_at, entry, target) | {"stops_kind": stops_kind(target, row.type)}
         failure = self._move(row, entry, values)
         if failure is not None:
             return failure
-        if acknowledged is not None and state is not PaymentState.SENDING:
-            # The list may have shown it for long without a payment.
-            claim(self.connection, self.account, acknowledged.transaction_id, entry.at)
         if target is not state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
             self.publish(row.key, target, values.get("status", row.status), at=entry.at)
@@ -336,28 +326,33 @@ class Journal:
         return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
-        """Change the row of an event's payment, unless a doubt meets an unidentified duplicate."""
-        if entry.event is not PaymentEvent.DOUBT:
+        """Change the row of an event's payment, unless a doubt meets another payment that stops its kind."""
+        if row.stops_kind or not values["stops_kind"]:
             self._change(entry.key, values)
             return None
+        other = self.stop(row, values)
+        if other is None:
+            return None
+        if entry.event is not PaymentEvent.DOUBT:  # it was absent, and others were allowed: that stays so
+            self._change(entry.key, {**values, "stops_kind": False})
+            return None
+        said = f"payment {other!r} of the same kind is unidentified: nothing was sent; try again once that one is found"
+        return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+
+    def stop(self, row: sa.Row[Any], values: Mapping[str, Any]) -> str | None:
+        """Change a row so that it stops its kind, or return the key of the payment that does so already."""
         try:
             with self.connection.begin_nested():
-                self._change(entry.key, values)
+                self._change(row.key, values)
         except sa.exc.IntegrityError:
-            if self._find_like(row) is None:
-                raise  # refused for another reason, a trigger say
-            said = (
-                "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
+            kind = TransactionType(row.type)
+            other = self.find_duplicate(
+                PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
             )
-            return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+            if other is None:
+                raise  # refused for another reason, a trigger say
+            return other.key
         return None
-
-    def _find_like(self, row: sa.Row[Any]) -> PaymentRecord | None:
-        """Return the unidentified payment of the same kind as a row, if there is one."""
-        kind = TransactionType(row.type)
-        return self.find_duplicate(
-            PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
-        )
 
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
@@ -378,6 +373,8 @@ class Journal:
                 return None  # told before
             if transaction.is_final:
                 self._change(row.key, reason_columns(changed))
+                if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
+                    self.stop(row, {"stops_kind": True})  # money may have moved after all
             entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
             return self._contradict(entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}
@@ -392,6 +389,28 @@ class Journal:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
             self.learn_merchant(transaction.merchant_id)
         return None
+
+    def keep_final_state(self, transaction_id: str, *, note: str, at: datetime) -> bool:
+        """Keep the first of two final states of a payment's transaction; return False if it has not shown two.
+
+        The caller explains the transaction, so that the other state is not reported again.
+        """
+        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
+        row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
+            return False
+        self._change(row.key, {**reason_columns(None), "stops_kind": False})
+        self.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
+        return True
+
+    def take_final_state(self, record: PaymentRecord, transaction: Transaction, *, note: str, at: datetime) -> None:
+        """Take the final state that the service shows now for a payment's transaction, which had another one."""
+        status = str(transaction.status)
+        values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
+        self._change(record.key, {**values, **reason_columns(None)})
+        said = f"{status}: {note}"
+        self.note(record.key, at=at, what=PaymentEvent.FINISH.value, source=Source.PERSON, detail=said)
+        self.publish(record.key, PaymentState.FINAL, status, at=at)
 
     def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
         """Note, once, why a payment is not final though its transaction is, and return the error for it."""
@@ -470,7 +489,7 @@ class Journal:
         found = run(self.connection, _insertion(self.connection.dialect.name), values).one_or_none()
         if found is not None:
             require_known(found.version)
-            require_unsuspected(self.connection, self.account, found.suspect)
+            self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
         return found is not None
 
     def _send_again(
@@ -484,7 +503,7 @@ class Journal:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         found = self.connection.execute(_CHECKS, checks).one()
         require_known(found.version)
-        require_unsuspected(self.connection, self.account, found.suspect)
+        self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
         row = self.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
         # another process may have changed matters.
@@ -661,11 +680,3 @@ def reason_columns(reason: Reason | None) -> Mapping[str, str | None]:
     if reason is None:
         return {"cause": None, "about": None}
     return {"cause": reason.cause.value, "about": reason.about and shorten(reason.about)}
-
-
-def shorten(text: str) -> str:
-    """Return the beginning of a text, as any database can hold it.
-
-    A NUL or a lone surrogate in a text of the service must not keep the rest from being recorded.
-    """
-    return text[:_LONGEST_DETAIL].replace("\0", "").encode(errors="replace").decode()

@@ -55,7 +55,11 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
     if record.is_ambiguous:
         return _choose(record)
     if record.cause is PaymentCause.CHANGED:
-        return NextStep(f"It had ended, and {record.reason}. Ask the service which is true before you pay again.")
+        said = (
+            f"It had ended, and {record.reason}. Ask the service which is true: take the new state, or keep the first."
+        )
+        name = str(record.transaction_id)
+        return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
     if record.state in _STEPS and record.is_certain:
         return NextStep(_STEPS[record.state])
     return _OPEN.get(record.state, _send_again)(record, now, grace)
@@ -65,8 +69,8 @@ def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
     """Return the next step for a transaction that no payment claims."""
     name = transaction.transaction_id
     if transaction.is_gap:
-        said = "The store has forgotten it, and it stops payments of its kind. Import it under its key."
-        return NextStep(said, (("payments", "recover", f"KEY={name}", *NOTE),))
+        said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
+        return NextStep(said, (("payments", "recover", f"KEY={name}", *NOTE), explain(name)))
     twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
     return NextStep(f"{twice}Find out what it is, then explain it.", (explain(name),))
 
@@ -89,8 +93,8 @@ def _choose(record: PaymentRecord) -> NextStep:
     some = record.candidates[:_MOST_NAMED]
     said = "It may be one of several transactions" if len(record.candidates) > 1 else "It may be this transaction"
     return NextStep(
-        f"{said}. Compare with your orders: identify the right one, or confirm that it is none of them.",
-        (*(identify(record.key, each) for each in some), _confirm(record)),
+        f"{said}. Compare with your orders: identify the right one, or explain each that is another payment.",
+        (*(identify(record.key, each) for each in some), *map(explain, some)),
     )
 
 

@@ -28,7 +28,7 @@ from mobilemoney_async.database.schema import (
     payments,
     require_known,
 )
-from mobilemoney_async.database.serialization import load
+from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import (
@@ -36,7 +36,6 @@ from mobilemoney_async.payments.journal import (
     JournalEntry,
     reason_columns,
     request_columns,
-    shorten,
     to_record,
 )
 from mobilemoney_async.payments.queries import chunks
@@ -195,6 +194,7 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
         "state": str(PaymentState.QUEUED),
         "attempt": 0,
         "is_adopted": False,
+        "stops_kind": False,
         "walks": 0,
         "created_at": at,
         "changed_at": at,

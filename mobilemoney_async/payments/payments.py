@@ -28,7 +28,7 @@ from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.outbox import cancel, enqueue, hold, read_order
 from mobilemoney_async.payments.reconciler import Reconciler
-from mobilemoney_async.payments.reconciliation import adopt, dismiss_candidates
+from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import (
     CLAIMED,
     EXPLAINED,
@@ -42,7 +42,7 @@ from mobilemoney_async.payments.records import (
     move,
 )
 from mobilemoney_async.payments.recovery import Recovery
-from mobilemoney_async.payments.unclaimed import explain_unclaimed, find_unclaimed
+from mobilemoney_async.payments.unmatched import explain, find_unclaimed
 from mobilemoney_async.values import (
     hide,
     hide_text,
@@ -167,30 +167,39 @@ class PaymentBook:
         """Confirm, after someone has looked, that an unknown or absent payment does not exist.
 
         Its key may then be used again, and money is sent again when it is: after one more look in the service's list. A
-        transaction that is found there, other than the `candidates` of now, makes the payment unknown once more. Within
-        the store's `grace` after the request, the list may not show a payment that exists: `reason` says so.
+        transaction of its kind that is found there makes the payment unknown once more: say of each of its `candidates`
+        what it is (`explain`, or `identify` with another payment's key), for this word changes none of them. Within the
+        store's `grace` after the request, a payment may exist without being in any list: it is refused until then.
 
         Args:
             key: The payment's idempotency key.
             note: The reason and your name; kept in the payment's history.
 
         Returns:
-            The payment as it is now.
+            The payment as it is now, with the `candidates` that are left.
 
         Raises:
             InvalidRequest: The key or the note is blank.
-            StoreError: There is no such payment, it is neither unknown nor absent, or a request of it may still be on
-                its way.
+            StoreError: There is no such payment, it is neither unknown nor absent, a request of it may still be on its
+                way, or ended within the last `grace` seconds.
         """
         require_name("key", key)
         require_text("note", note)
         await self._store.database.open()
+        grace = timedelta(seconds=self._store.grace)
 
         def confirm(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
-            dismiss_candidates(journal, record, note=note, at=now)
+            until = (record.ended_at or record.changed_at) + grace
+            if now < until:
+                raise StoreError(
+                    f"payment {key!r} may exist without being in the list until {until:%Y-%m-%d %H:%M:%S} UTC: "
+                    "confirm it then",
+                    outcome="not_sent",
+                )
             event = PaymentEvent.CONFIRM_ABSENT
-            return journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
+            done = journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
+            return done if isinstance(done, StoreError) else attrs.evolve(done, candidates=record.candidates)
 
         return await self._decide(key, confirm)
 
@@ -263,8 +272,8 @@ class PaymentBook:
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.
 
-        Every page of the list that a client with this store reads is compared, of the last seven days. A transaction is
-        among them once it was seen twice, `grace` and a request's time-out apart.
+        Every page of the list that a client with this store reads is compared. A transaction is among them `grace` and
+        a request's time-out after it was first seen, unless a payment with an unknown result may have made it.
 
         Args:
             state: ``open``, ``explained`` by someone, or ``claimed`` by a payment since; None for all.
@@ -274,26 +283,42 @@ class PaymentBook:
         """
         if state not in {OPEN, EXPLAINED, CLAIMED, None}:
             raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None", state)
-        return await self._store.read(lambda journal: find_unclaimed(journal, state))
+        now = self._utcnow()
+        return await self._store.read(lambda journal: find_unclaimed(journal.connection, journal.account, state, now))
 
-    async def explain(self, transaction_id: str, *, note: str) -> UnclaimedTransaction:
-        """Say, after someone has looked, what a transaction is that no payment claims. It then stops no payment.
+    async def explain(self, transaction_id: str, *, note: str, by: str | None = None) -> UnclaimedTransaction:
+        """Say, after someone has looked, what a transaction is that is no payment of this store. It stops no payment.
+
+        Of a payment whose final state has changed (`unresolved`), this keeps the first one; `recover` with its key
+        takes the one that is shown now.
 
         Args:
-            transaction_id: One of `unclaimed`.
-            note: The explanation and your name; kept with it for thirty days.
+            transaction_id: One of `unclaimed`, a candidate of a payment, or one that no list has shown so far.
+            note: The explanation; kept with it.
+            by: Your name, if the note does not say it.
 
         Returns:
             The transaction as it is now.
 
         Raises:
             InvalidRequest: An argument is blank.
-            StoreError: It is not among the unclaimed ones, or a payment claims it.
+            StoreError: A payment claims it.
         """
         name, text = require_name("transaction_id", transaction_id), require_text("note", note)
+        who = None if by is None else require_name("by", by)
         await self._store.database.open()
         now = self._utcnow()
-        return await self._store.write(lambda journal: explain_unclaimed(journal, name, text, now))
+
+        def say(journal: Journal) -> UnclaimedTransaction | None:
+            keeps = journal.keep_final_state(name, note=text, at=now)
+            return explain(journal.connection, journal.account, name, note=text, by=who, at=now, owned=keeps)
+
+        said = await self._store.write(say)
+        if said is None:
+            raise StoreError(
+                f"transaction {name!r} is a payment of this store: nothing was changed", outcome="not_sent"
+            )
+        return said
 
     def changes(
         self,
@@ -421,16 +446,18 @@ class Payments(PaymentBook):
     async def recover(
         self, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str] | None = None
     ) -> builtins.list[PaymentRecord]:
-        """Import transactions that the store has forgotten, as after a restored backup, each under its key.
+        """Import transactions that no payment owns, each under its key: of a restored backup, say.
 
         A store that is behind its service keeps such transactions among the `unclaimed` ones, with `is_gap`, and stops
-        other payments of their kinds until they are imported; `explain` does not suffice. Your own books know the keys.
-        Transactions that belong to another system may get any new keys.
+        other payments of their kinds until each is imported or explained. Your own books know the keys. A transaction
+        may also be a candidate of another payment with an unknown result: whose it is, you say.
 
         A cancelled call has imported some of them, or all. You may import a transaction again under the same key.
 
         Args:
-            keys: For each idempotency key, the id of its transaction.
+            keys: For each idempotency key, the id of its transaction. A key may be new, or that of a payment that is
+                queued, was not sent, was refused, is unknown, absent or confirmed absent; or of one whose own
+                transaction has another final state now, which is then taken.
             note: The reason and your name; kept in the payments' histories.
             phone_numbers: The whole phone number of each transaction of which the service shows only a part, by its id.
 
@@ -439,8 +466,9 @@ class Payments(PaymentBook):
 
         Raises:
             InvalidRequest: An argument is blank or of a wrong type.
-            StoreError: A transaction is not among the unclaimed ones or of another kind than the key's payment, a key
-                belongs to another transaction, or a phone number is missing. Those before it were imported.
+            StoreError: A transaction belongs to a payment, is of another kind than the key's payment, or so young that
+                it may be a payment on its way; a key belongs to another transaction, or a phone number is missing.
+                Those before it were imported.
             MobileMoneyError: A transaction could not be fetched. Those before it were imported.
         """
         if not isinstance(keys, Mapping):
@@ -473,6 +501,23 @@ class Payments(PaymentBook):
             raise refuse("to_date", "not before from_date", to_date)
         await self._recovery.binding.require_bound()
         return await audit(self._store, self._pipeline, from_date, to_date)
+
+    async def restored(self, *, note: str) -> None:
+        """Say that this store was restored from a backup: it is compared with the service before anything is paid.
+
+        A store notices that by itself where more than five minutes have passed since the backup's last write. Call this
+        before the first payment, and it holds for younger backups too: disbursements then wait for `grace` seconds,
+        until the list must show all that is lost. A cancelled call may have noted it.
+
+        Args:
+            note: The reason and your name; kept with the account.
+
+        Raises:
+            InvalidRequest: The note is blank.
+        """
+        text = require_text("note", note)
+        await self._store.database.open()
+        await self._recovery.restored(text)
 
     async def rebind(self, *, note: str) -> None:
         """Bind the store's account to this client's base URL and credentials, after someone has looked.

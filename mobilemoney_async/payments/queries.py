@@ -14,20 +14,22 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
+    IS_UNIDENTIFIED,
+    WAS_REFUSED_SOFTLY,
     accounts,
     find_version,
     history,
     logins,
     payments,
     require_known,
-    unclaimed,
 )
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.matching import shift
-from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.payments.unmatched import explained
 from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
@@ -143,19 +145,10 @@ def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[st
     return bound or next(filter(None, own), None)
 
 
-def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, str | None]:
-    """Return those of some transactions that someone has explained, with the key of the payment that each is not.
-
-    The key is None if it is no payment of this account at all.
-    """
-    columns, found = unclaimed.c, dict[str, str | None]()
-    for some in chunks(transaction_ids):
-        statement = sa.select(columns.transaction_id, columns.status, columns.fits_key).where(
-            columns.account == journal.account, columns.transaction_id.in_(some), columns.state == EXPLAINED
-        )
-        rows = journal.connection.execute(statement)
-        found |= {row.transaction_id: None if row.status else row.fits_key for row in rows}
-    return found
+def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some transactions that someone has explained."""
+    parts = (explained(journal.connection, journal.account, some) for some in chunks(transaction_ids))
+    return frozenset().union(*parts)
 
 
 def select(

@@ -17,18 +17,24 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 import anyio
+import attrs
+import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import change_lease, while_renewed
+from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.comparison import Lives, Span, far_edge, is_of_lost_life
 from mobilemoney_async.payments.due import Due, due, neighbours
 from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.feed import prune
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
+from mobilemoney_async.payments.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.matching import date_ranges, query_for, shift
 from mobilemoney_async.payments.queries import (
     chunks,
@@ -44,17 +50,21 @@ from mobilemoney_async.payments.queries import (
 from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.reconciliation import Look, ask_for_look, find_rival, mark_stale, record_listing
 from mobilemoney_async.payments.records import (
+    REUSABLE,
     Clearance,
     PaymentRecord,
     PaymentState,
     clearance,
 )
+from mobilemoney_async.payments.unmatched import Line, find_lines, number_key
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
 # Seconds: the length of the lease, between two looks whether another process has given it back, and for giving it back
 # though the call was cancelled.
 _LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
+# For how long a request may live beyond its time-out: as in `creates`.
+_MARGIN = timedelta(seconds=5)
 # Payments that are judged in one transaction.
 _AT_ONCE = 100
 
@@ -68,6 +78,7 @@ class Reconciler:
         self._lister = Lister(pipeline)
         self._name = pipeline.new_holder()
         self._memory = store.reconciling
+        self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
 
     async def look_for(self, record: PaymentRecord) -> None:
         """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
@@ -152,13 +163,13 @@ class Reconciler:
             start = shift(min(start for start, _ in windows), self._memory.ahead)
             end = shift(max(end for _, end in windows), self._memory.ahead)
             walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
-            evidence, judged = await self._judge(walk, cluster)
+            evidence, judged = await self._judge(walk, cluster, key)
             for record in judged:
                 if not _needs_whole_days(left[record.key], record, evidence):
                     del left[record.key]
-        await self._look_in_whole_days(each.record for each in left.values())
+        await self._look_in_whole_days([each.record for each in left.values()], key)
 
-    async def _look_in_whole_days(self, payments: Iterable[PaymentRecord]) -> None:
+    async def _look_in_whole_days(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
         clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
         spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
         for days in date_ranges(spans):
@@ -167,7 +178,7 @@ class Reconciler:
             others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
             walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
             also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
-            await self._judge(walk, [*asked.values(), *also], is_whole=True)
+            await self._judge(walk, [*asked.values(), *also], key, is_whole=True)
 
     def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
         """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""
@@ -190,7 +201,7 @@ class Reconciler:
         return min(start for start, _ in windows), max(end for _, end in windows)
 
     async def _judge(
-        self, walk: Walk, payments: Sequence[PaymentRecord], *, is_whole: bool = False
+        self, walk: Walk, payments: Sequence[PaymentRecord], asked: str | None, *, is_whole: bool = False
     ) -> tuple[Evidence, list[PaymentRecord]]:
         """Record the results of a listing for some payments, a hundred in a transaction; return them as they are."""
         grace = self._store.grace
@@ -220,26 +231,97 @@ class Reconciler:
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
-                is_sole = self._store.sole_writer is not False
+                ownership = _Ownership.read(journal, walk, self._store.sole_writer, self._settled)
                 return [
-                    _judge_one(journal, record, evidence, is_whole=is_whole, is_sole_writer=is_sole) for record in some
+                    _judge_one(journal, record, evidence, is_whole=is_whole, ownership=ownership, asked=asked)
+                    for record in some
                 ]
 
             judged += await self._store.write(judge)
         return evidence, judged
 
 
+@attrs.frozen(kw_only=True)
+class _Ownership:
+    """What forbids a machine to give a row to a payment.
+
+    Attributes:
+        sole_writer: As for `SQLStore`.
+        lost: The rows of a lost time.
+        lost_times: The lost times.
+        lives: The lives of the store.
+        foreign: What other systems have paid within a day, as far as it is shown, if they pay too.
+        key: Of the digests.
+    """
+
+    sole_writer: bool | None
+    lost: frozenset[str]
+    lost_times: Sequence[Span]
+    lives: Lives
+    foreign: Sequence[Line]
+    key: str
+
+    @classmethod
+    def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
+        """Return what the store knows about the rows of a listing."""
+        connection, account, columns = journal.connection, journal.account, unmatched.c
+        ids, day = [row.id for row in walk.rows], walk.began_at - _DAY
+        lost = sa.select(columns.transaction_id).where(columns.account == account, columns.is_lost)
+        lost_ids = [
+            name for some in chunks(ids) for name in connection.execute(lost.where(columns.transaction_id.in_(some)))
+        ]
+        others = sa.exists().where(accounts.c.account == account, accounts.c.others_until > walk.began_at)
+        foreign = (columns.is_foreign, columns.first_seen_at >= day, others)
+        return cls(
+            sole_writer=sole_writer,
+            lost=frozenset(name for (name,) in lost_ids),
+            lost_times=find_lost_times(connection, account),
+            lives=find_lives(connection, account, settled),
+            foreign=find_lines(connection, account, *foreign),
+            key=number_key(connection, account),
+        )
+
+
+def _obstacle(
+    record: PaymentRecord, row: Transaction, evidence: Evidence, ownership: _Ownership
+) -> PaymentCause | None:
+    """Return why no machine may give a row to a payment, though nothing else fits, or None."""
+    query = evidence.searches[record.key]
+    skew = evidence.skew(query)
+    if ownership.sole_writer is False or any(
+        each.is_of(record.type, record.phone_number, record.amount, ownership.key) for each in ownership.foreign
+    ):
+        return PaymentCause.OTHER_SYSTEM
+    if row.id in ownership.lost or any(each.holds(row.created_at) for each in ownership.lost_times):
+        return PaymentCause.FORGOTTEN
+    lives = ownership.lives
+    if query.sent_at >= lives.began_at:
+        return None
+    # Of an earlier life: the store may have forgotten another payment of the kind.
+    made_at = row.created_at
+    is_late = made_at is None or skew is None or made_at > far_edge(query, skew, evidence.grace)
+    is_unsure = is_of_lost_life(record.type, record.state in REUSABLE) and not lives.remember(row.created_at, skew)
+    return PaymentCause.FORGOTTEN if is_late or is_unsure else None
+
+
 def _judge_one(
-    journal: Journal, record: PaymentRecord, evidence: Evidence, *, is_whole: bool, is_sole_writer: bool
+    journal: Journal,
+    record: PaymentRecord,
+    evidence: Evidence,
+    *,
+    is_whole: bool,
+    ownership: _Ownership,
+    asked: str | None,
 ) -> PaymentRecord:
     query = evidence.searches[record.key]
     skew = evidence.skew(query)
     settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
     control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
     verdict, rival = evidence.judge(record.key, control), None
-    if verdict.adopt is not None and not is_sole_writer:
+    cause = None if verdict.adopt is None else _obstacle(record, verdict.adopt, evidence, ownership)
+    if verdict.adopt is not None and cause is not None:
         only = (verdict.adopt.id,)
-        verdict = Verdict(candidates=only, reason=may_be(only, PaymentCause.OTHER_SYSTEM))
+        verdict = Verdict(candidates=only, reason=may_be(only, cause))
     if verdict.adopt is not None:
         rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
     elif not verdict.candidates:
@@ -251,6 +333,7 @@ def _judge_one(
         grace=evidence.grace,
         is_contradicted=control.is_failed,
         is_whole=is_whole,
+        is_asked=record.key == asked,
         is_known=evidence.knows(record.key),
     )
     return record_listing(journal, record, look)

@@ -1,11 +1,11 @@
 """Reconciliation results of full listings for unknown payments, as statements inside one transaction.
 
-Late matches: someone may confirm that an unknown payment is absent before the list could have shown it, and be wrong.
-Its key is then sent again, and the transaction of the earlier attempt has no owner. Another payment of the same kind,
-if its answer is lost soon after, must not adopt that transaction: one payment would be made twice and the other not at
-all, and both would look right. So a match that also fits such an earlier attempt, its rival, becomes a candidate, and
-someone decides. An attempt that two full listings after the grace period have missed is no longer a rival if the
-service's clock is known: with the usual grace period, the window of a duplicate does not reach back that far.
+Late matches: a payment may be called absent before the list could have shown it. Its key is then sent again, and the
+transaction of the earlier attempt has no owner. Another payment of the same kind, if its answer is lost soon after,
+must not adopt that transaction: one payment would be made twice and the other not at all, and both would look right. So
+a match that also fits such an earlier attempt, its rival, becomes a candidate, and someone decides. An attempt that was
+called absent after the grace period is no longer a rival if the service's clock is known: with the usual grace period,
+the window of a duplicate does not reach back that far.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.contract.states import initial_status
-from mobilemoney_async.database.schema import history, insert_missing, payments, unclaimed
+from mobilemoney_async.contract.states import TransactionType, initial_status
+from mobilemoney_async.database.schema import history, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, reason_columns, to_record
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, may_be_within
 from mobilemoney_async.payments.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records import (
-    EXPLAINED,
     LISTINGS,
     REUSABLE,
     PaymentEvent,
@@ -37,7 +36,6 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     Source,
 )
-from mobilemoney_async.values import mask_phone_number
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -119,6 +117,7 @@ class Look:
         grace: Seconds after the end of its request for which a listing may miss a payment that exists.
         is_contradicted: Whether it contradicts known payments: then it is no look at all.
         is_whole: Whether whole days were asked for, rather than the pages near the send.
+        is_asked: Whether a create waits for it.
         is_known: Whether all rows were read of the time in which the payment may have been made.
     """
 
@@ -128,6 +127,7 @@ class Look:
     grace: float
     is_contradicted: bool = False
     is_whole: bool = True
+    is_asked: bool = False
     is_known: bool = True
 
     @property
@@ -135,13 +135,15 @@ class Look:
         """Time of the listing."""
         return self.walk.ended_at
 
+    def is_late(self, record: PaymentRecord) -> bool:
+        """Return whether it was begun after the grace period of a payment."""
+        return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)
+
     def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
         """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
-        assert record.ended_at is not None
-        is_late = self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)
         is_apart = walked_at is None or self.walk.began_at - walked_at >= timedelta(seconds=self.grace / 2)
         is_read = self.verdict.is_clear or (self.is_known and not record.candidates)
-        return is_late and is_apart and is_read and not self.is_contradicted
+        return self.is_late(record) and is_apart and is_read and not self.is_contradicted
 
 
 def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> PaymentRecord:
@@ -167,8 +169,18 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
         return _adopt_match(journal, current, verdict.adopt, verdict.by, at=at)
     candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
+    _stop_others(journal, row, current, look)
     if not candidates:
         return _record_miss(journal, row, current, look)
+    return _record_match(journal, current, candidates, look)
+
+
+def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look) -> PaymentRecord:
+    """Record that a listing shows transactions that a payment may be, none of which is certain."""
+    at, verdict = look.at, look.verdict
+    if current.state is PaymentState.ABSENT and not look.is_asked:
+        # It stays absent: only where its key is used again is such a transaction in its way.
+        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
     if current.state in REUSABLE:
         doubted = doubt(journal, current, verdict.reason, at=at, candidates=candidates)
         if not isinstance(doubted, StoreError):
@@ -253,35 +265,6 @@ def _adopt_match(
     return adopted
 
 
-def dismiss_candidates(journal: Journal, record: PaymentRecord, *, note: str, at: datetime) -> None:
-    """Explain the transactions that a payment might have been, since someone says that it is none of them.
-
-    That says nothing of other payments: each may still be one of them. So the rows carry the payment's key, without a
-    status; what `explain` has explained stays so for all.
-    """
-    connection = journal.connection
-    for transaction_id in record.candidates:
-        key = {"account": journal.account, "transaction_id": transaction_id}
-        values = {
-            "type": str(record.type),
-            "amount": f"{record.amount:f}",
-            "created_at": record.sent_at,
-            "shown_number": mask_phone_number(record.phone_number),
-            "status": "",
-            "first_seen_at": at,
-            "changed_at": at,
-            "state": EXPLAINED,
-            "note": note,
-            "fits_key": record.key,
-        }
-        if connection.execute(insert_missing(unclaimed, connection.dialect.name), {**key, **values}).first() is None:
-            here = [unclaimed.c[name] == value for name, value in key.items()]
-            of_nobody = sa.or_(unclaimed.c.status != "", unclaimed.c.fits_key.is_(None))
-            is_for_all = sa.and_(unclaimed.c.state == EXPLAINED, of_nobody)
-            again = {name: values[name] for name in ("status", "state", "note", "fits_key", "changed_at")}
-            connection.execute(unclaimed.update().where(*here, ~is_for_all).values(again))
-
-
 def find_rival(
     journal: Journal, key: str, transaction: Transaction, *, query: PaymentQuery, skew: Skew | None
 ) -> EarlierAttempt | None:
@@ -303,7 +286,8 @@ def find_rival(
         .order_by(history.c.key, history.c.number)
     )
     # With an unknown clock the windows are wider by more than the grace period.
-    settling = _SETTLING if skew is None else _SETTLING | {PaymentEvent.MISS.value}
+    absent = {PaymentEvent.MISS.value, PaymentEvent.CONFIRM_ABSENT.value}
+    settling = _SETTLING if skew is None else _SETTLING | absent
     for attempt in _attempts(journal.connection.execute(statement).all(), settling):
         start, end = attrs.evolve(query, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
         if not attempt.is_settled and may_be_within(transaction, start, end):
@@ -345,6 +329,21 @@ def _contest(
         journal.row(rival.key, lock=True)
         journal.note(rival.key, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
     return verdict
+
+
+def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> None:
+    """Let an unknown collection stop others of its kind, or not, unless another one stops them already.
+
+    One that a whole listing after the grace period has not shown near its send stops none: its customer approves each
+    prompt.
+    """
+    if current.state is not PaymentState.UNKNOWN or current.type != TransactionType.COLLECTION:
+        return
+    stops = not (look.verdict.has_none_near and look.is_late(current))
+    if row.stops_kind and not stops:
+        journal.update(row.key, {"stops_kind": False})
+    elif stops and not row.stops_kind:
+        journal.stop(row, {"stops_kind": True})
 
 
 def _record_candidates(

@@ -98,7 +98,7 @@ class Source(str, enum.Enum):
 
 
 UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT})
-"""States of a payment that may exist, as an unknown transaction. At most one payment of a kind is in them."""
+"""States of a payment that may exist, as an unknown transaction; see `stops_kind`."""
 
 REUSABLE: frozenset[PaymentState] = frozenset(
     {PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
@@ -153,7 +153,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     # The list shows a transaction that it may be.
     (_S.RELEASED, _E.DOUBT): _S.UNKNOWN,
-    (_S.NOT_SENT, _E.DOUBT): _S.UNKNOWN,  # of a store that has forgotten a later attempt
+    (_S.RELEASED, _E.ADOPT): _S.ACKNOWLEDGED,  # an operator knows better
+    (_S.NOT_SENT, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.REFUSED, _E.DOUBT): _S.UNKNOWN,  # only of refusals without a code of the contract, as the next one
     (_S.REFUSED, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.QUEUED, _E.DOUBT): _S.UNKNOWN,  # of payments that were refused before they were queued again
@@ -190,8 +191,8 @@ class HistoryEntry(Data):
         what: ``queued``, ``cancelled``, ``withdrawn`` (from the queue; the key may be used again), ``sent``,
             ``acknowledged``, ``refused``, ``not_sent``, ``put_back`` (into the queue: not sent, or refused for a reason
             that is not the payment's), ``unknown``, ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``,
-            ``ambiguous``, ``spelling`` (the list spells it otherwise than the contract, as payments of ours show), or
-            ``contradiction``.
+            ``explained`` (someone keeps its first final state), ``ambiguous``, ``spelling`` (the list spells it
+            otherwise than the contract, as payments of ours show), or ``contradiction``.
         source: ``caller``, ``answer``, ``poll``, ``reconcile`` or ``person``.
         detail: A transaction id, a final status, an error, or someone's note.
     """
@@ -316,13 +317,13 @@ class UnclaimedTransaction(Data):
         amount: Whole TZS.
         phone_number: The customer's or recipient's number, masked.
         status: Its state, as the list last showed it.
-        created_at: When the service took it, on the service's clock.
+        created_at: When the service took it, on the service's clock; None if the list does not show a readable time.
         first_seen_at: When the list first showed it, on our clock.
         fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
         state: ``open``; ``explained`` by someone; or ``claimed`` by a payment since.
         note: The explanation, or None.
         is_gap: Whether it is of a time that the store has forgotten, as after a restored backup. It stops other
-            payments of its kind until a payment claims it: see `recover`.
+            payments of its kind until a payment claims it (`recover`, `identify`), or someone explains it.
     """
 
     transaction_id: str
@@ -330,12 +331,21 @@ class UnclaimedTransaction(Data):
     amount: Decimal
     phone_number: str
     status: TransactionStatus
-    created_at: datetime
+    created_at: datetime | None
     first_seen_at: datetime
     fits_key: str | None = None
     state: str = OPEN
     note: str | None = None
     is_gap: bool = False
+
+
+def stops_kind(state: PaymentState, type: TransactionType | str) -> bool:
+    """Return whether a payment in a state keeps others of its kind from being sent: it may exist, unidentified.
+
+    An absent collection does not: its customer approves each prompt.
+    """
+    is_absent_disbursement = state is PaymentState.ABSENT and type == TransactionType.DISBURSEMENT
+    return is_absent_disbursement or state in {PaymentState.SENDING, PaymentState.UNKNOWN}
 
 
 def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:

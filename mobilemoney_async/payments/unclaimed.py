@@ -1,29 +1,27 @@
-"""Transactions of the service's list that no payment of the store claims: paid twice, or by another system.
+"""Observer of the service's list: rows that no payment of the store owns, paid twice or by another system.
 
 Every page of the list that any part of a client reads is compared with the store, without a request of its own. A row
-that no payment claims is judged `grace` and a time-out after it was first seen, by the store as it is after that page:
-a payment on its way is recorded by then. What an open payment may be is left to that payment, as its candidate.
+without an owner gets a line in the table (`unmatched`); one so young that its payment may still be on its way is
+remembered until it is not. `grace` and a time-out after it was first seen, what no open attempt may have made is
+reported once.
 
 `AccountStore.seen` remembers the rows, so a page of known rows asks nothing of the database:
 
 - True: a payment has acknowledged it, so it also shows which merchant is ours.
 - False: it is history, of another merchant, or was found in the list by its payment.
-- a `_Sighting`: nothing claims it yet.
-- its status: it is recorded as unclaimed.
+- a `_Sighting`: nothing owns it yet.
+- its status: it was reported, or explained.
 
-A process that reads the list only once, like a command, judges the rows that an earlier one has seen: first sightings
-of rows that are too old to be on their way are in the database, too.
-
-Critical section: of several processes that record a row at once, the one that has inserted it reports it. A task that
-is cancelled meanwhile ends that first, inside a shield. Other tasks may change `seen` at each await, to the same end.
+Critical section: of several processes that report a row at once, the one that has noted so does it. A task that is
+cancelled meanwhile ends that first, inside a shield. Other tasks may change `seen` at each await, to the same end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -31,57 +29,55 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.contract.comparison import international, is_same_payment, local_digits
+from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import accounts, insert_missing, payments, sightings, unclaimed
-from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.database.schema import accounts, payments, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
-from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
+from mobilemoney_async.payments.comparison import Lives, Span
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.final_states import compare_final_states
-from mobilemoney_async.payments.journal import Journal, shorten
-from mobilemoney_async.payments.matching import (
-    KindIndex,
-    Match,
-    PaymentQuery,
-    Skew,
-    Spellings,
-    is_within,
-    match,
-    query_for,
-    shift,
-    time_of,
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.lives import find_lives, find_lost_times
+from mobilemoney_async.payments.matching import PaymentQuery, Skew, is_within, shift
+from mobilemoney_async.payments.queries import chunks, owners
+from mobilemoney_async.payments.records import OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.payments.unmatched import (
+    IS_OPEN,
+    Line,
+    add_line,
+    find_attempt,
+    find_lines,
+    open_attempts,
+    plain,
+    status_of,
+    surplus,
+    thin,
 )
-from mobilemoney_async.payments.queries import doubtful, owners
-from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.values import mask_phone_number, shown_id, valid_name
+from mobilemoney_async.values import shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds for which a request may live beyond its time-out: as in `creates`.
 _MARGIN = timedelta(seconds=5)
-_OLDEST, _KEPT = timedelta(days=7), timedelta(days=30)
-# Open transactions of an account. Some places are kept for those that may be paid twice.
+# Surplus transactions of an account. Some places are kept for those that may be paid twice.
 _MOST, _MOST_STRANGERS = 1_000, 900
+# Rows within a week that prove another system, and for how long that holds after the last one.
+_PROOF, _WEEK, _MONTH = 3, timedelta(days=7), timedelta(days=30)
 # The time between two warnings, and after a failure of the store.
 _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
+# The time between two looks whether the store's life goes on.
+_CONTACT = timedelta(minutes=1)
 # A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
 _SLACK = timedelta(minutes=1)
-# Resolution of the service's timestamps.
-_GRAIN = timedelta(seconds=1)
 # What the service's clock may be behind, if no payment of ours shows it.
 _UNKNOWN_CLOCK = timedelta(days=1)
-# Payments around a row whose number proves nothing, and how many of them are compared.
-_AROUND, _MOST_COMPARED = timedelta(hours=1), 200
-# An open payment may be any row within a day of its send.
-_CLOCKS_AGREE = Skew(low=timedelta(0), high=timedelta(0))
 
-_columns = unclaimed.c
+_columns = unmatched.c
 
 
 @attrs.frozen
@@ -90,6 +86,22 @@ class _Sighting:
 
     first_at: datetime
     due_at: datetime
+
+
+@attrs.frozen
+class _Known:
+    """What the store knows of some rows.
+
+    Attributes:
+        account: The account's row, or None before its first payment.
+        owned: When the payments that own some of them were sent; None for one that has not acknowledged its
+            transaction.
+        lines: Those that have a line, by id.
+    """
+
+    account: sa.Row[Any] | None
+    owned: Mapping[str, datetime | None]
+    lines: Mapping[str, Line]
 
 
 class UnclaimedObserver:
@@ -115,6 +127,7 @@ class UnclaimedObserver:
         self._unreported: list[UnclaimedTransaction] = []
         self._quiet_until: datetime | None = None
         self._paused_until: datetime | None = None
+        self._contact_at: datetime | None = None
 
     async def observe(self, rows: Sequence[Transaction]) -> None:
         """Compare the rows of a page with the store, and report those that no payment claims.
@@ -124,6 +137,10 @@ class UnclaimedObserver:
         now = self._utcnow()
         if self._unreported:
             self._warn(now)
+        if self._contact_at is None or now - self._contact_at >= _CONTACT:
+            self._contact_at = now
+            with suppress(StoreError):  # the next page is not far
+                await self._binding.keep_contact()
         await compare_final_states(self._store, rows, now=now, on_event=self._on_event)
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
@@ -140,29 +157,44 @@ class UnclaimedObserver:
             logger.warning("the list is not compared with the store now: %s", exc, exc_info=True)
 
     def _is_new(self, row: Transaction, now: datetime) -> bool:
-        """Return whether the store has to be asked about a row that is not known to be claimed or settled."""
+        """Return whether the store has to be asked about a row that is not known to be owned or settled."""
         known = self._seen.get(row.id)
-        if row.created_at is None:
-            return False  # the table has no place for it; `audit` reports it
         if isinstance(known, _Sighting):
             return now >= known.due_at
-        return known != row.status and row.created_at >= now - _OLDEST and valid_name(row.id) is not None
+        return known != row.status and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
         own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
         ids = [*own, *(row.id for row in new)]
-        account, owned, recorded, sighted = await self._store.read(lambda journal: _look(journal, ids))
+        known = await self._store.read(lambda journal: _look(journal, ids))
+        account = known.account
         if account is None or account.number_key is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
-        self._learn(rows, owned)
+        self._learn(rows, known.owned)
         self._merchant_id = account.merchant_id or await self._learn_merchant(rows)
-        changed, due, fresh = self._sort(new, account, now, owned=owned, recorded=recorded, sighted=sighted)
-        if fresh:
-            await self._store.write(lambda journal: _save_sightings(journal, fresh, now))
-        if due or changed:
-            await self._judge(account, due, changed, now)
+        began_at = shift(account.first_record_at, self._ahead or timedelta(0))
+        fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
+        for row in new:
+            line = known.lines.get(row.id)
+            if row.id in known.owned:
+                continue
+            if line is None:
+                first_at = self._first_seen(row, began_at, now)
+                if first_at is not None:
+                    fresh.append((row, first_at))
+            elif line.shown.state != OPEN:
+                self._store.remember(row.id, str(row.status))
+            else:
+                changed += [row] if line.shown.status != row.status else []
+                if line.told_at is not None:
+                    self._store.remember(row.id, str(row.status))
+                else:
+                    is_due = is_due or now >= line.due_at
+                    self._store.remember(row.id, _Sighting(line.shown.first_seen_at, max(line.due_at, now)))
+        if fresh or changed or is_due:
+            await self._write(account, fresh, changed, now)
 
     def _learn(self, rows: Sequence[Transaction], owned: Mapping[str, datetime | None]) -> None:
         """Remember the rows of our payments, which show the service's clock."""
@@ -184,91 +216,121 @@ class UnclaimedObserver:
         await self._store.write(lambda journal: journal.learn_merchant(*shown), joins="")
         return shown.pop()
 
-    def _sort(
-        self,
-        new: Sequence[Transaction],
-        account: sa.Row[Any],
-        now: datetime,
-        *,
-        owned: Container[str],
-        recorded: Mapping[str, str | None],
-        sighted: Mapping[str, datetime],
-    ) -> tuple[list[Transaction], dict[str, tuple[Transaction, datetime]], list[str]]:
-        """Sort rows by what `_look` has found.
+    def _first_seen(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
+        """Return when a row without an owner was first seen, if it is to have a line now; else remember it.
 
-        Returns:
-            The recorded rows with a new status; those to judge now, with their first sightings; and those whose first
-            sightings are to be recorded.
+        `began_at` is when the account made its first payment, on the service's clock.
         """
-        changed, due = list[Transaction](), dict[str, tuple[Transaction, datetime]]()
-        for row in new:
-            if recorded.get(row.id, row.status) not in {None, row.status}:
-                changed.append(row)
-            elif row.id in recorded:
-                self._store.remember(row.id, str(row.status))
-            elif row.id not in owned and self._is_due(row, account, now, sighted.get(row.id)):
-                due[row.id] = (row, self._seen[row.id].first_at)
-        fresh = [row.id for row in new if row.id not in {*due, *sighted} and self._is_lasting(row, now)]
-        return changed, due, fresh
+        made_at, known = row.created_at, self._seen.get(row.id)
+        is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
+        is_older = made_at is not None and made_at < shift(began_at, -_SLACK)
+        is_recent = made_at is not None and made_at >= shift(began_at, -_UNKNOWN_CLOCK)
+        if is_older and is_recent and not is_foreign and self._ahead is None:
+            return None  # once a payment of ours shows the clock
+        if is_foreign or is_older:
+            self._store.remember(row.id, False)
+            return None
+        first_at = known.first_at if isinstance(known, _Sighting) else now
+        is_old = made_at is None or made_at < shift(now, (self._ahead or timedelta(0)) - self._wait)
+        self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
+        return first_at if is_old or now >= first_at + self._wait else None
 
-    async def _judge(
+    async def _write(
         self,
         account: sa.Row[Any],
-        due: Mapping[str, tuple[Transaction, datetime]],
+        fresh: Sequence[tuple[Transaction, datetime]],
         changed: Sequence[Transaction],
         now: datetime,
     ) -> None:
-        """Record rows with their first sightings, and those with a new status, and report them."""
-        began_at = self._began_at(account)
+        """Add lines for rows with their first sightings, and new states of others; report what is unclaimed now."""
 
-        async def record() -> None:
-            made, left, is_full = await self._store.write(
-                lambda journal: _record(journal, account, list(due.values()), changed, now, began_at=began_at)
+        async def write() -> None:
+            told, waiting, is_full = await self._store.write(
+                lambda journal: self._record(journal, account, fresh, changed, now)
             )
-            self._seen.update((row.id, str(row.status)) for row in (*changed, *(row for row, _ in due.values())))
-            self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
-            self._report(made, now, is_full=is_full)
+            self._seen.update((each.transaction_id, str(each.status)) for each in told)
+            # What an open attempt may have made is looked at again, since that may have made another one.
+            self._seen.update((each.id, _Sighting(each.shown.first_seen_at, now + self._wait)) for each in waiting)
+            self._report(told, now, is_full=is_full)
 
-        await shielded(record)  # once it is recorded, a row is reported by this task or never
+        await shielded(write)  # once it is noted, a row is reported by this task or never
 
-    def _is_lasting(self, row: Transaction, now: datetime) -> bool:
-        """Return whether a row that nothing claims is too old to be a payment on its way."""
-        is_old = time_of(row) < shift(now, (self._ahead or timedelta(0)) - self._wait)
-        return is_old and isinstance(self._seen.get(row.id), _Sighting)
+    def _record(
+        self,
+        journal: Journal,
+        account: sa.Row[Any],
+        fresh: Sequence[tuple[Transaction, datetime]],
+        changed: Sequence[Transaction],
+        now: datetime,
+    ) -> tuple[list[UnclaimedTransaction], list[Line], bool]:
+        """Write as of `_write`.
 
-    def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime, sighted_at: datetime | None) -> bool:
-        """Remember a row that nothing claims, and return whether it is judged now.
-
-        `sighted_at` is its first sighting in the store, if any.
+        Returns:
+            What is to be reported; what is due, and left to an open attempt; and whether there was no room for others.
         """
-        is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
-        made_at = time_of(row)
-        began_at = shift(self._began_at(account), -_SLACK)
-        if not is_foreign and self._ahead is None and shift(began_at, -_UNKNOWN_CLOCK) <= made_at < began_at:
-            return False  # once a payment of ours shows the clock
-        if is_foreign or made_at < began_at:
-            self._store.remember(row.id, False)
-            return False
-        known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
-        opened_there = shift(opened_at, self._ahead or timedelta(0))
-        if not isinstance(known, _Sighting):
-            first_at = sighted_at or now
-            self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
-            known, opened_at = self._seen[row.id], first_at
-            if sighted_at is None:
-                return False
-        elif made_at >= shift(opened_there, -_GRAIN):
-            return now >= known.due_at
-        if account.checked_at is None or account.checked_at < opened_at:
-            # The store may have forgotten it before it was opened here, which the next new payment finds out.
-            self._seen[row.id] = _Sighting(known.first_at, now + self._wait)
-            return False
-        return now >= known.due_at
+        run, here, name = journal.connection.execute, _columns.account == journal.account, journal.account
+        for row in changed:
+            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status_of(row)))
+        thin(journal.connection, name, now)
+        strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
+        count, is_full = run(strangers).scalar_one(), False
+        lost_times = find_lost_times(journal.connection, name) if fresh else ()
+        lives, others = find_lives(journal.connection, name, self._wait), 0
+        for row, first_at in fresh:
+            like = find_attempt(journal.connection, name, row)
+            lost = next((each for each in lost_times if each.holds(row.created_at)), None)
+            is_foreign = lost is None and self._is_foreign(row, like, lives)
+            if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
+                is_full = True
+                continue
+            due_at = first_at + self._wait
+            is_new = add_line(
+                journal.connection,
+                name,
+                row,
+                account.number_key,
+                first_at=first_at,
+                due_at=due_at,
+                now=now,
+                like=like,
+                is_lost=lost is not None,
+                went_backwards=lost is not None and lost.went_backwards,
+                is_foreign=is_foreign,
+            )
+            count, others = count + is_new, others + (is_new and is_foreign)
+        if others:
+            self._count_others(journal, account, now)
+        lines = find_lines(journal.connection, name, IS_OPEN)
+        left = {each.id for each in surplus(lines, open_attempts(journal.connection, name), account.number_key)}
+        due = [each for each in lines if each.told_at is None and each.due_at <= now]
+        told = [each.shown for each in due if each.id in left]
+        for each in told:
+            run(unmatched.update().where(here, _columns.transaction_id == each.transaction_id).values(told_at=now))
+            journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
+        return told, [each for each in due if each.id not in left], is_full
 
-    def _began_at(self, account: sa.Row[Any]) -> datetime:
-        """Return when the account made its first payment, on the service's clock."""
-        first: datetime = account.first_record_at
-        return shift(first, self._ahead or timedelta(0))
+    def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, lives: Lives) -> bool:
+        """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
+        if self._store.sole_writer is not None or self._ahead is None:
+            return False
+        skew = Skew(low=self._ahead - _MARGIN, high=self._ahead + _MARGIN)
+        is_near = like is not None and is_within(row, *like[1].window(skew))
+        return lives.remember(row.created_at, skew) and not is_near
+
+    def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
+        """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
+        here = (_columns.account == journal.account, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK)
+        count = journal.connection.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
+        if count < _PROOF:
+            return
+        until = {"others_until": now + _MONTH}
+        journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(until))
+        if account.others_until is None or account.others_until < now:
+            logger.warning(
+                "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
+                "stop collections; say so with SQLStore(..., sole_writer=False)",
+                journal.account,
+            )
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
         for each in made:
@@ -303,225 +365,58 @@ class UnclaimedObserver:
         )
 
 
-def _look(
-    journal: Journal, ids: Sequence[str]
-) -> tuple[sa.Row[Any] | None, Mapping[str, datetime | None], Mapping[str, str | None], Mapping[str, datetime]]:
-    """Look transactions up.
-
-    Returns:
-        The account's row; when the payments that claim them were sent, None for one that has not acknowledged its
-        transaction; the statuses of those that are recorded as unclaimed, None for one that is no longer open; and the
-        first sightings of others.
-    """
+def _look(journal: Journal, ids: Sequence[str]) -> _Known:
+    """Look transactions up."""
     run, table = journal.connection.execute, payments.c
-    of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at)
-    of_payments = of_payments.where(table.account == journal.account, table.transaction_id.in_(ids))
-    others = sa.select(_columns.transaction_id, _columns.status, _columns.state)
-    others = others.where(_columns.account == journal.account, _columns.transaction_id.in_(ids))
-    seen = sa.select(sightings.c.transaction_id, sightings.c.first_seen_at)
-    seen = seen.where(sightings.c.account == journal.account, sightings.c.transaction_id.in_(ids))
-    return (
-        run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none(),
-        {row.transaction_id: None if row.is_adopted else row.sent_at for row in run(of_payments)},
-        {row.transaction_id: row.status if row.state == OPEN else None for row in run(others)},
-        {row.transaction_id: row.first_seen_at for row in run(seen)},
+    of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at).where(
+        table.account == journal.account
     )
-
-
-def _save_sightings(journal: Journal, ids: Sequence[str], now: datetime) -> None:
-    """Record the first sightings of transactions that nothing claims, and forget those that no list shows any more."""
-    connection = journal.connection
-    is_old = sightings.c.first_seen_at < now - _OLDEST - _UNKNOWN_CLOCK
-    connection.execute(sightings.delete().where(sightings.c.account == journal.account, is_old))
-    for each in ids:
-        values = {"account": journal.account, "transaction_id": each, "first_seen_at": now}
-        connection.execute(insert_missing(sightings, connection.dialect.name), values)
-
-
-def _record(
-    journal: Journal,
-    account: sa.Row[Any],
-    suspects: Sequence[tuple[Transaction, datetime]],
-    changed: Sequence[Transaction],
-    now: datetime,
-    *,
-    began_at: datetime,
-) -> tuple[list[UnclaimedTransaction], list[Transaction], bool]:
-    """Record rows with their first sightings as unclaimed, and the new status of others.
-
-    `began_at` is the time of the account's first payment, on the service's clock.
-
-    Returns:
-        Those that this call has recorded; those that are left to an open payment; and whether there was no room for
-        others.
-    """
-    connection, here = journal.connection, _columns.account == journal.account
-    for row in changed:
-        connection.execute(unclaimed.update().where(here, _columns.transaction_id == row.id).values(_status(row)))
-    # Those that `dismiss_candidates` has made, without a status, go on stopping nothing.
-    is_old = sa.and_(_columns.state == EXPLAINED, _columns.changed_at < now - _KEPT, _columns.status != "")
-    connection.execute(unclaimed.delete().where(here, is_old, ~_columns.is_gap))
-    is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN, ~_columns.is_gap)
-    count, is_full = connection.execute(is_open).scalar_one(), False
-    searches, candidates = _open_payments(journal, now)
-    # A payment may have been identified since the page was compared.
-    owned = owners(journal, [row.id for row, _ in suspects])
-    made, left = list[UnclaimedTransaction](), list[Transaction]()
-    for row, first_at in suspects:
-        if row.id in candidates or any(_may_be(row, query) for query in searches.like_row(row)):
-            left.append(row)
-            continue
-        like = _find_attempt(journal, row)
-        if row.id in owned or (like is None and time_of(row) < began_at):
-            continue
-        if count + len(made) >= (_MOST_STRANGERS if like is None else _MOST):
-            is_full = True
-            continue
-        values = {"account": journal.account, "first_seen_at": first_at, "changed_at": now, "state": OPEN}
-        values |= _values(row, like, account.number_key) | _status(row)
-        if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
-            made += find_unclaimed(journal, None, row.id)
-            journal.publish_unclaimed(row.id, str(row.status), at=now)
-    return made, left, is_full
-
-
-def _open_payments(journal: Journal, now: datetime) -> tuple[KindIndex[PaymentQuery], set[str]]:
-    """Return the searches of payments that a row may be, and the transactions that are their candidates."""
-    queries, candidates = KindIndex[PaymentQuery](), set[str]()
-    for record in doubtful(journal, now):
-        candidates.update(record.candidates)
-        if record.sent_at is not None:
-            query = query_for(record)
-            queries.add_query(query, query)
-    return queries, candidates
-
-
-def _may_be(row: Transaction, query: PaymentQuery) -> bool:
-    """Return whether a row may be an open payment."""
-    start, end = query.reach(_CLOCKS_AGREE)
-    return is_within(row, start, end) and match(query, row, Spellings()) is not Match.NONE
-
-
-def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery] | None:
-    """Return a payment of the same kind in whatever state, by its key: the best fit and then the nearest, or None.
-
-    Where the row's number proves nothing, only payments of the same time are compared.
-    """
-    table, number, digits = payments.c, international(row.phone_number), local_digits(row.phone_number)
-    of_query = (table.key, table.type, table.phone_number, table.sent_at, table.ended_at)
-    alike = sa.select(*of_query).where(
-        table.account == journal.account, table.amount == _plain(row.amount), table.sent_at.is_not(None)
-    )
-    made_at = time_of(row)
-    days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
-    # One that was queued is created long before it is sent; one that was sent again shows its last time only.
-    around = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
-    if digits is not None:
-        is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
-        around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
-    found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
-    for part in (around, alike.where(table.phone_number == number)):
-        for each in journal.connection.execute(part.limit(_MOST_COMPARED)):
-            query = PaymentQuery(
-                type=TransactionType(each.type),
-                phone_number=each.phone_number,
-                amount=_plain(row.amount),
-                sent_at=each.sent_at,
-                ended_at=each.ended_at or each.sent_at,
-            )
-            fit = match(query, row, Spellings())
-            if fit is not Match.NONE:
-                found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
-    best = min(found, default=None, key=lambda each: each[:3])
-    return None if best is None else best[2:]
-
-
-def _values(row: Transaction, like: tuple[str, PaymentQuery] | None, key: str) -> dict[str, Any]:
-    """Return the columns of a row: of the kind of the payment that it may be a second time, whatever its spelling."""
-    fits_key, query = (None, None) if like is None else like
-    number = international(row.phone_number) if query is None else query.phone_number
-    return {
-        "transaction_id": row.id,
-        "type": shorten(str(row.type if query is None else query.type)),
-        "amount": _plain(row.amount),
-        "created_at": row.created_at,
-        "shown_number": shorten(mask_phone_number(row.phone_number)),
-        "number_digest": None if number is None else digest(key, number),
-        "fits_key": fits_key,
-    }
-
-
-def _status(row: Transaction) -> dict[str, Any]:
-    # One that ended without success stops nothing.
-    stops = {"number_digest": None} if row.is_final and not row.succeeded else {}
-    return {"status": shorten(str(row.status)), **stops}
+    owned: dict[str, datetime | None] = {}
+    lines: dict[str, Line] = {}
+    for some in chunks(ids):
+        for row in run(of_payments.where(table.transaction_id.in_(some))):
+            owned[row.transaction_id] = None if row.is_adopted else row.sent_at
+        found = find_lines(journal.connection, journal.account, _columns.transaction_id.in_(some))
+        lines |= {each.id: each for each in found}
+    account = run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none()
+    return _Known(account, owned, lines)
 
 
 def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
     """Return whether nothing that a row shows contradicts the payment that owns it."""
-    return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=_plain(record.amount))
+    return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=plain(record.amount))
 
 
-def _plain(amount: Decimal) -> str:
-    return f"{amount.normalize():f}"
-
-
-def record_gap(journal: Journal, rows: Iterable[Transaction], now: datetime) -> int:
-    """Record transactions of a time that the store has forgotten, and return how many are new."""
-    connection, guard, count = journal.connection, journal.guard or DuplicateGuard(journal.account), 0
-    key = guard.number_key(connection, now)
+def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *, went_backwards: bool) -> int:
+    """Note rows as transactions of a time that the store has forgotten, and return how many are new."""
+    connection, count = journal.connection, 0
+    key = (journal.guard or DuplicateGuard(journal.account)).number_key(connection, now)
     for row in rows:
-        values = {"account": journal.account, "transaction_id": row.id, "first_seen_at": now, "changed_at": now}
-        values |= _values(row, None, key) | _status(row) | {"is_gap": True, "state": OPEN}
-        if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
+        if add_line(
+            connection,
+            journal.account,
+            row,
+            key,
+            first_at=now,
+            due_at=now,
+            now=now,
+            like=None,
+            is_lost=True,
+            went_backwards=went_backwards,
+        ):
             count += 1
             continue
         # It was taken for another system's, since the list was read before the store was compared.
-        here = (_columns.account == journal.account, _columns.transaction_id == row.id)
-        is_new = (_columns.state == OPEN, ~_columns.is_gap)
-        count += connection.execute(unclaimed.update().where(*here, *is_new).values(is_gap=True)).rowcount
+        count += _mark_lost(journal, _columns.transaction_id == row.id, went_backwards=went_backwards)
     return count
 
 
-def find_unclaimed(
-    journal: Journal, state: str | None, *ids: str, limit: int | None = None
-) -> list[UnclaimedTransaction]:
-    """Return transactions that no payment claimed when they were judged, first seen first; or those of some ids."""
-    statement = sa.select(unclaimed).where(_columns.account == journal.account).limit(limit)
-    if state is not None:
-        statement = statement.where(_columns.state == state)
-    if ids:
-        statement = statement.where(_columns.transaction_id.in_(ids))
-    rows = journal.connection.execute(statement.order_by(_columns.first_seen_at, _columns.transaction_id))
-    return [
-        UnclaimedTransaction(
-            transaction_id=row.transaction_id,
-            type=TransactionType(row.type),
-            amount=load_amount(row.amount),
-            phone_number=row.shown_number,
-            status=TransactionStatus(row.status),
-            created_at=row.created_at,
-            first_seen_at=row.first_seen_at,
-            fits_key=row.fits_key,
-            state=row.state,
-            note=row.note,
-            is_gap=row.is_gap,
-        )
-        for row in rows
-    ]
+def record_lost_lines(journal: Journal, lost: Span) -> int:
+    """Note the lines of a lost time as such, and return how many are new."""
+    return _mark_lost(journal, _columns.created_at.between(lost.start, lost.end), went_backwards=lost.went_backwards)
 
 
-def explain_unclaimed(journal: Journal, transaction_id: str, note: str, at: datetime) -> UnclaimedTransaction:
-    """Record the explanation of a transaction, which then stops no payment, and return it as it is now.
-
-    Raises:
-        StoreError: It is not among the unclaimed ones, or a payment claims it.
-    """
-    here = (_columns.account == journal.account, _columns.transaction_id == transaction_id, _columns.state != CLAIMED)
-    # One that was no more than a candidate of one payment is now explained for all of them.
-    fits_key = sa.case((_columns.status != "", _columns.fits_key))
-    values = {"state": EXPLAINED, "note": shorten(note), "changed_at": at, "fits_key": fits_key}
-    statement = unclaimed.update().where(*here).values(values)
-    if not journal.connection.execute(statement).rowcount:
-        raise StoreError(f"{transaction_id!r} is not among the unclaimed transactions", outcome="not_sent")
-    return find_unclaimed(journal, None, transaction_id)[0]
+def _mark_lost(journal: Journal, which: sa.ColumnElement[bool], *, went_backwards: bool) -> int:
+    here = (_columns.account == journal.account, which, IS_OPEN, ~_columns.is_lost)
+    change = unmatched.update().where(*here).values(is_lost=True, went_backwards=went_backwards)
+    return journal.connection.execute(change).rowcount

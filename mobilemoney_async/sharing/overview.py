@@ -22,14 +22,14 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments, unclaimed
+from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.outbox import count_queued, find_pause
 from mobilemoney_async.payments.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records import OPEN, UNIDENTIFIED, PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.payments.unclaimed import find_unclaimed
+from mobilemoney_async.payments.unmatched import find_unclaimed
 from mobilemoney_async.sharing.budget import Limit, find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
@@ -186,7 +186,7 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending, unidentified, pending, contradicted = _count_open(journal, now)
     unknown = unidentified + contradicted
-    unclaimed_first = find_unclaimed(journal, OPEN, limit=_MOST)
+    unclaimed = find_unclaimed(journal.connection, journal.account, OPEN, now)
     return Overview(
         at=now,
         day_began_at=day_began_at,
@@ -197,14 +197,14 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
         oldest_pending=_oldest(journal, _IS_PENDING, limit=_OLDEST) if pending else [],
         unknown=unknown,
         needs_attention=_needing_attention(journal, now) if unknown else [],
-        unclaimed=_count_unclaimed(journal) if unclaimed_first else 0,
-        unclaimed_first=unclaimed_first,
+        unclaimed=len(unclaimed),
+        unclaimed_first=unclaimed[:_MOST],
         queued=queued,
         queue_done_at=done_at,
         has_poller="poller" in held,
         has_dispatcher="dispatcher" in held,
         paused=None if pause.until is not None and pause.until <= now else pause.reason,
-        is_stopped=stopped is not None,
+        is_stopped=stopped,
         lag=_lag(journal, recent),
         requests=None
         if usage is None
@@ -212,13 +212,15 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
     )
 
 
-def _of_account(journal: Journal) -> tuple[str | None, int]:
-    """Return why new payments wait, and the number of the latest change."""
+def _of_account(journal: Journal) -> tuple[bool, int]:
+    """Return whether the store is still to be compared with its service, and the number of the latest change."""
     columns = accounts.c
     row = journal.connection.execute(
-        sa.select(columns.stopped, columns.feed_last).where(columns.account == journal.account)
+        sa.select(sa.or_(columns.due_since.is_not(None), columns.again_at.is_not(None)), columns.feed_last).where(
+            columns.account == journal.account
+        )
     ).one_or_none()
-    return (None, 0) if row is None else (row.stopped, row.feed_last)
+    return (False, 0) if row is None else (bool(row[0]), row.feed_last)
 
 
 def _held(journal: Journal, shared: float) -> set[str]:
@@ -280,13 +282,6 @@ def _oldest(journal: Journal, which: sa.ColumnElement[bool] | sa.TextClause, *, 
     first = sa.func.coalesce(_columns.sent_at, _columns.created_at)
     rows = journal.connection.execute(statement.order_by(first, _columns.key).limit(limit))
     return [to_record(row) for row in rows]
-
-
-def _count_unclaimed(journal: Journal) -> int:
-    columns = unclaimed.c
-    here = (columns.account == journal.account, columns.state == OPEN)
-    count: int = journal.connection.execute(sa.select(sa.func.count()).select_from(unclaimed).where(*here)).scalar_one()
-    return count
 
 
 # Today

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -20,7 +20,7 @@ from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.overview import read_overview
 from tests.payments.service import on_asyncio
-from tests.payments.tables import SEEN, insert_payment
+from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.sandbox.page_user import Elements
 from tests.support.databases import sqlite_url
 from tests.support.fakes import NOON
@@ -47,14 +47,11 @@ def change(key: str, state: str, status: str | None = None, *, ago: float = 30) 
 
 
 def stranger(state: str) -> Row:
-    values = {"account": "default", "transaction_id": "txn-1", "type": "collection", "amount": "1", "shown_number": ""}
-    values |= {"status": "SUCCESS", "state": state}
-    times = dict.fromkeys(("created_at", "first_seen_at", "changed_at"), NOON)
-    return lambda connection, _: connection.execute(schema.unclaimed.insert(), {**values, **times})
+    return lambda connection, _: insert_line(connection, state)
 
 
-def account(stopped: str | None) -> Row:
-    values = {"account": "default", "stopped": stopped}
+def account(due_since: datetime | None) -> Row:
+    values = {"account": "default", "due_since": due_since}
     return lambda connection, _: connection.execute(schema.accounts.insert(), values)
 
 
@@ -113,8 +110,8 @@ SENTENCES: dict[str, tuple[Sequence[Sequence[Row]], Sequence[Sequence[Row]]]] = 
     "no process follows the pending payments": ([[PENDING, SENT_BY]], [[PENDING, FOLLOWED], []]),
     "No program sends the queue": ([QUEUED[:1], [*QUEUED[:1], FOLLOWED]], [[*QUEUED[:1], SENT_BY], []]),
     "no process sends the queued payments": ([QUEUED[:1]], [[*QUEUED[:1], SENT_BY], []]),
-    "New payments may wait": ([[account("behind")]], [[account(None)], []]),
-    "new payments may wait": ([[account("behind")]], [[account(None)], []]),
+    "New payments may wait": ([[account(NOON)]], [[account(None)], []]),
+    "new payments may wait": ([[account(NOON)]], [[account(None)], []]),
     "Queue 1 not being sent": ([QUEUED[:1]], [[*QUEUED[:1], SENT_BY]]),
     "Queue 0 empty": ([[SENT_BY], CLOSED], [QUEUED[:1], [*QUEUED[:1], SENT_BY]]),
     "Queue 70 done at 12:01:00 UTC at the earliest": ([[*QUEUED, SENT_BY]], [QUEUED]),

@@ -6,6 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from mobilemoney_async import Network, Transaction, TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import unmatched
+from mobilemoney_async.payments.records import PaymentState, stops_kind
 from tests.support.fakes import NOON
 
 SEEN = Transaction(
@@ -48,6 +50,26 @@ def insert_payment(connection: sa.Connection, **changes: Any) -> None:
         "priority": 0,
     }
     values |= changes
+    values.setdefault("stops_kind", stops_kind(PaymentState(values["state"]), values["type"]))
     names = ", ".join(f'"{name}"' for name in values)
     marks = ", ".join(f":{name}" for name in values)
     connection.execute(sa.text(f"INSERT INTO mobilemoney_payment_records ({names}) VALUES ({marks})"), values)
+
+
+def insert_line(connection: sa.Connection, state: str = "open", **changes: Any) -> None:
+    """Insert an unmatched transaction; with the state "claimed" one that a payment, which is inserted too, owns."""
+    values: dict[str, Any] = {
+        "account": "default",
+        "transaction_id": "tx-1",
+        "type": "collection",
+        "amount": "1000",
+        "shown_number": "+25578***0789",
+        "status": "SUCCESS",
+        "explained_at": NOON if state == "explained" else None,
+        "is_lost": False,
+    }
+    values |= dict.fromkeys(("created_at", "first_seen_at", "due_at", "changed_at", "told_at"), NOON) | changes
+    connection.execute(unmatched.insert().values(**values))
+    if state == "claimed":
+        name = values["transaction_id"]
+        insert_payment(connection, account=values["account"], key=name, state="FINAL", transaction_id=name)

@@ -413,7 +413,7 @@ async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_los
                 await anyio.wait_all_tasks_blocked()
                 before.opened.set()
                 await beside.wait()
-                account.note_newest(now(), is_own=True)
+                account.note_newest(now())
                 beside.opened.set()
     assert (len(service.payments), service.posts, service.lists) == (2, 2, 0)
 

@@ -28,7 +28,7 @@ from mobilemoney_async.database.schema import (
     lock_row,
     payments,
     retries,
-    unclaimed,
+    unmatched,
 )
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
 from mobilemoney_async.payments import imports
@@ -50,7 +50,7 @@ from mobilemoney_async.payments.reconciliation import (
     record_listing,
 )
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
-from tests.payments.tables import SEEN, insert_payment
+from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
 from tests.support.patience import PATIENCE, wait_until
 
@@ -88,6 +88,7 @@ class TheStore:
         self.account = journal.account
         self.database = self.locks = self.binding = self
         self.newest = None
+        self.grace = 0.0
 
     async def open(self) -> None: ...
 
@@ -157,8 +158,13 @@ def look_up_echo(store: Any) -> Coroutine[Any, Any, object]:
 
 def import_as(key: str) -> Work:
     """Import the unclaimed transaction as the payment of a key."""
-    number, note = PHONE_NUMBER, "from the books"
-    return lambda journal: imports._import(journal, key=key, transaction=SEEN_TWO, number=number, note=note, now=LATER)
+    given: dict[str, Any] = {
+        "number": PHONE_NUMBER,
+        "note": "from the books",
+        "now": LATER,
+        "wait": timedelta(minutes=2),
+    }
+    return lambda journal: imports._import(journal, key=key, transaction=SEEN_TWO, **given)
 
 
 def hold(by: str, ttl: float | None) -> Work:
@@ -360,9 +366,7 @@ def _prepare(journal: Journal, group: str) -> None:
         insert_payment(journal.connection, **values)
         journal.note(RIVAL, at=NOON, what="sent", source=Source.ANSWER, detail=None, is_first=True)
     if "unclaimed" in group:
-        values = {"transaction_id": SEEN_TWO.id, "type": "collection", "amount": "1000", "shown_number": "0789"}
-        values |= {"status": "SUCCESS", "state": "open"}
-        run(unclaimed.insert().values(**here, **now, **values, first_seen_at=NOON))
+        insert_line(journal.connection, **here, transaction_id=SEEN_TWO.id)
     if "batch" in group:
         batch = {"name": "salaries", "digest": "same", "state": "proposed", "proposed_by": "Amina", "total": "2000"}
         line = {"line": 2, "key": LINE.key, "phone_number": LINE.phone_number, "amount": LINE.amount}
@@ -453,7 +457,7 @@ def _result(connection: sa.Connection, account: str, work: Work) -> object:
 
 
 def _content(engine: sa.Engine, account: str) -> object:
-    tables = (payments, history, changes, budgets, batches, leases, consumers, retries, unclaimed)
+    tables = (payments, history, changes, budgets, batches, leases, consumers, retries, unmatched)
     with engine.connect() as connection:
         rows = [
             connection.execute(sa.select(table).where(table.c.account.in_([account, f"{account}/new"])))

@@ -21,7 +21,7 @@ from mobilemoney_async.sharing import overview as module
 from mobilemoney_async.sharing.budget import find_usage
 from mobilemoney_async.sharing.overview import Overview, read_overview
 from tests.payments.service import ORDER, World, make_world, on_asyncio
-from tests.payments.tables import SEEN, insert_payment
+from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON
 
 SUCCEEDS, DECLINED, STAYS_OPEN = "+255780000789", "+255780000039", "+255780000129"
@@ -199,16 +199,6 @@ async def test_what_needs_a_decision_is_shown(store_url: str) -> None:
         {"state": "ACKNOWLEDGED", "transaction_id": "t-5"},
         {"state": "FINAL", "transaction_id": "t-6"},
     ]
-    strange = {
-        "account": "default",
-        "type": "collection",
-        "amount": "1000",
-        "created_at": NOON,
-        "shown_number": "+25…789",
-        "status": "SUCCESS",
-        "first_seen_at": NOON,
-        "changed_at": NOON,
-    }
 
     def fill(connection: sa.Connection) -> None:
         for number, values in enumerate(states):
@@ -217,11 +207,8 @@ async def test_what_needs_a_decision_is_shown(store_url: str) -> None:
             fixed = {"type": "collection", "phone_number": SUCCEEDS, "extra_digest": "", "attempt": 1}
             connection.execute(schema.payments.insert(), {**fixed, **row})
         for number in range(60):
-            connection.execute(
-                schema.unclaimed.insert(),
-                {**strange, "transaction_id": f"s-{number:02}", "state": "explained" if number == 0 else "open"},
-            )
-        connection.execute(schema.accounts.insert(), {"account": "default", "stopped": "behind"})
+            insert_line(connection, "explained" if number == 0 else "open", transaction_id=f"s-{number:02}")
+        connection.execute(schema.accounts.insert(), {"account": "default", "due_since": NOON})
 
     await write(store_url, fill)
     found = await look(world)

@@ -46,6 +46,7 @@ async def fill(world: World) -> None:
         world.sandbox.script(faults.lost(processed=False), on="c2b")
         with pytest.raises(OutcomeUnknown):
             await client.collections.create(**ORDER, idempotency_key="released")
+        await world.advance(125)
         await client.payments.confirm_absent("released", note="asked")
     async with world.client(auth=world.sandbox.issue_token(["read"])) as client:
         with pytest.raises(MobileMoneyError):

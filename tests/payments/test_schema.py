@@ -15,7 +15,7 @@ from mobilemoney_async import ConnectionFailed, SQLStore, StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import find_named
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
@@ -51,15 +51,17 @@ def test_every_table_has_our_prefix() -> None:
 
 
 def test_the_index_on_unidentified_payments_lists_their_states() -> None:
-    """The states that the database allows once for a kind are the unidentified ones of the records."""
+    """The database allows one payment that stops its kind, and finds the unidentified ones by the records' states."""
     indexes = {str(each.name): each for each in schema.payments.indexes}
-    assert indexes["mobilemoney_payment_records_unidentified"].unique
+    stopping = indexes["mobilemoney_payment_records_stopping"]
+    assert stopping.unique
     for dialect in ("sqlite", "postgresql"):
         where = str(indexes["mobilemoney_payment_records_unidentified"].dialect_options[dialect]["where"])
         assert set(re.findall("'(.*?)'", where)) == {str(state) for state in UNIDENTIFIED}
-        assert where == str(IS_UNIDENTIFIED), "SQLite uses the index only for a query with the same text"
+        assert where == str(schema.IS_UNIDENTIFIED), "SQLite uses the index only for a query with the same text"
+        assert str(stopping.dialect_options[dialect]["where"]) == str(schema.STOPS_KIND)
         refused = indexes["mobilemoney_payment_records_refused"]
-        assert str(refused.dialect_options[dialect]["where"]) == str(WAS_REFUSED_SOFTLY)
+        assert str(refused.dialect_options[dialect]["where"]) == str(schema.WAS_REFUSED_SOFTLY)
 
 
 OTHER = {
@@ -301,14 +303,14 @@ Changes = dict[str, Any]
         {"key": "order-1", "amount": "5"},
         {"key": "order-2"},
         {"key": "order-2", "state": "SENDING"},
-        {"key": "order-2", "state": "ABSENT"},
+        {"key": "order-2", "state": "ABSENT", "stops_kind": True},
         {"key": "order-2", "amount": "5", "transaction_id": "tx-1"},
     ],
     ids=["key", "duplicate", "sending duplicate", "absent duplicate", "transaction"],
 )
 @on_asyncio
 async def test_the_database_itself_forbids(store_url: str, second: Changes) -> None:
-    """One record for a key, one for a transaction, one unidentified payment of a kind: whatever the code does."""
+    """One record for a key, one for a transaction, one payment that stops its kind: whatever the code does."""
     database = Database(store_url)
     await database.write(lambda each: insert_payment(each, transaction_id="tx-1"))
     with pytest.raises(StoreError, match=r"IntegrityError|UniqueViolation"):

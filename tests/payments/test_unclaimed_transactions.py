@@ -21,7 +21,7 @@ from mobilemoney_async import (
     UnclaimedTransaction,
 )
 from mobilemoney_async.database.schema import accounts
-from mobilemoney_async.database.schema import unclaimed as table
+from mobilemoney_async.database.schema import unmatched as table
 from mobilemoney_async.events import ChangeParked, Event, TransactionUnclaimed
 from mobilemoney_async.payments import unclaimed as module
 from mobilemoney_async.payments.store import account_store
@@ -50,7 +50,7 @@ def order(kind: str, key: str = "k", last: int = 1) -> Order:
 async def begin(world: World, client: AsyncClient) -> None:
     """Make the account's first payment: older rows are history."""
     await world.pay(client, [Order("first", "collections", number(600), 700)])
-    await anyio.sleep(5 * MINUTE)
+    await anyio.sleep(4 * MINUTE)
 
 
 async def unclaimed(client: AsyncClient) -> set[str]:
@@ -117,7 +117,10 @@ TWICE: dict[str, Pays] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TWICE)
 async def test_a_second_transaction_is_reported_and_stops_a_third(store_url: str, kind: str, name: str) -> None:
-    """It is unclaimed, a new key of its kind waits for an operator's explanation, and so the money stops leaving."""
+    """It is unclaimed, and a new disbursement of its kind waits for an operator's explanation: no more money leaves.
+
+    A collection does not wait: its customer approves it, and the store has lost nothing.
+    """
     world, asked = make_world(store_url), order(kind)
     async with world.client() as client:
         await begin(world, client)
@@ -125,23 +128,25 @@ async def test_a_second_transaction_is_reported_and_stops_a_third(store_url: str
         await world.read(client)
         assert await unclaimed(client) == {second}
         new = Order("new", kind, asked.phone_number)
-        stopped = await world.attempt(client, new)
-        assert isinstance(stopped, DuplicateSuspected), stopped
-        said: Any = stopped
-        assert (said.other_key, said.transaction_id, said.outcome) == (None, second, "not_sent")
-        assert asked.phone_number not in str(stopped)
-        assert world.posts("new") == 0
-        payments: Any = client.payments
-        await payments.explain(second, note="Asha refunded it")
+        if kind == "disbursements":
+            stopped = await world.attempt(client, new)
+            assert isinstance(stopped, DuplicateSuspected), stopped
+            assert (stopped.other_key, stopped.transaction_id, stopped.outcome) == (None, second, "not_sent")
+            assert asked.phone_number not in str(stopped)
+            assert world.posts("new") == 0
+            await client.payments.explain(second, note="Asha refunded it")
         assert isinstance(await world.attempt(client, new), Acknowledgement)
+        await client.payments.explain(second, note="Asha refunded it", by="Asha")
         await world.read(client)
         assert await unclaimed(client) == set()
 
 
 async def test_a_suspicion_stops_a_kind_for_a_while(store_url: str, kind: str) -> None:
-    """A collection waits for an hour, a disbursement for a day; the report stays."""
+    """Of a sole writer a collection waits for an hour, a disbursement for a day; the report stays."""
     world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
+    async with world.client(
+        store=SQLStore(world.url, grace=GRACE, sole_writer=kind == "collections" or None)
+    ) as client:
         await begin(world, client)
         second = await another_system_pays(world, client, asked)
         await world.read(client)
@@ -199,7 +204,7 @@ async def test_what_is_older_than_the_account_is_history(store_url: str, hours: 
 
 @pytest.mark.slow
 async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str, kind: str) -> None:
-    """What could be an unknown payment is not called a stranger while that is open."""
+    """An unknown payment may have made one transaction: of two of its kind, one is a stranger, whichever that is."""
     world, asked = make_world(store_url), order(kind)
     async with world.client() as client:
         await begin(world, client)
@@ -208,7 +213,7 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         world.service.repeats = 1
         await world.read(client)
         await world.reconcile(client, 0.0)
-        assert await unclaimed(client) == set()
+        assert len(await unclaimed(client) & {*world.made("k")}) == 1
         assert set((await world.get(client, "k")).candidates) == {*world.made("k")}
         await client.payments.identify("k", world.made("k")[1], note="Asha found the receipt")
         await world.read(client)
@@ -330,32 +335,29 @@ async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, 
 
 @pytest.mark.slow
 async def test_processes_that_read_the_list_once_judge_what_others_have_seen(store_url: str, kind: str) -> None:
-    """As commands in cron do. Before the store is compared with the service, it may have forgotten the payment."""
+    """As commands in cron do."""
     world, asked = make_world(store_url), order(kind)
     async with world.client() as client:
         await begin(world, client)
         second = await another_system_pays(world, client, asked)
     await anyio.sleep(10 * MINUTE)
-    for _ in range(2):
-        async with world.client() as command:
-            await command.transactions.page()
-            assert await unclaimed(command) == set()
-        await anyio.sleep(10 * MINUTE)
-    async with world.client() as client:
-        await world.pay(client, [Order("later", kind, number(602), 700)])  # which compares the store
+    async with world.client() as command:
+        await command.transactions.page()
+        assert await unclaimed(command) == set()
+    await anyio.sleep(10 * MINUTE)
     async with world.client() as command:
         await command.transactions.page()
         assert await unclaimed(command) == {second}
 
 
-async def test_a_row_older_than_a_week_is_history(store_url: str) -> None:
+async def test_a_row_that_nobody_has_read_for_weeks_is_reported(store_url: str) -> None:
     world = make_world(store_url)
     async with world.client() as client:
         await begin(world, client)
-        world.service.make("collection", number(1), "5000")
-        await anyio.sleep(7 * DAY + HOUR)
+        made = world.service.make("collection", number(1), "5000")
+        await anyio.sleep(20 * DAY)
         await world.read(client)
-        assert await unclaimed(client) == set()
+        assert await unclaimed(client) == {made.id}
 
 
 async def test_rows_of_another_merchant_are_not_reported(store_url: str) -> None:
@@ -385,15 +387,15 @@ SPELLINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SPELLINGS)
 async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, name: str) -> None:
     """The new key of its kind is stopped, although the list does not spell its number or type as we do."""
-    world, asked = make_world(store_url), order("collections")
+    world, asked = make_world(store_url), order("disbursements")
     world.service.list = ListBehaviour(spell=SPELLINGS[name])
     async with world.client() as client:
         await begin(world, client)
         second = await a_proxy_repeats(world, client, asked)
         await world.read(client)
         (found,) = await client.payments.unclaimed()
-        assert (found.transaction_id, found.fits_key, found.type) == (second, "k", "collection")
-        assert isinstance(await world.attempt(client, order("collections", "new")), DuplicateSuspected)
+        assert (found.transaction_id, found.fits_key, found.type) == (second, "k", "disbursement")
+        assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
 
 
 # What is done about them
@@ -464,7 +466,7 @@ async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(
         assert await client.payments.unclaimed() == []
         (found,) = await client.payments.unclaimed("claimed")
         assert found.transaction_id == second
-        with pytest.raises(StoreError, match="not among the unclaimed"):
+        with pytest.raises(StoreError, match="is a payment of this store"):
             await client.payments.explain(second, note="no")
         store.database.close()
 
@@ -492,10 +494,11 @@ async def test_the_list_of_unclaimed_transactions(store_url: str) -> None:
         explained = await client.payments.explain(second, note="Asha\0 refunded it")
         assert (explained.state, explained.note) == ("explained", "Asha refunded it")
         assert await client.payments.unclaimed("explained") == await client.payments.unclaimed(None) == [explained]
+        unseen = await client.payments.explain("t-999", note="Asha will pay it by hand")
+        assert (unseen.state, unseen.note) == ("explained", "Asha will pay it by hand")
         again = await client.payments.explain(second, note="Asha refunded it on Monday")
         assert again.note == "Asha refunded it on Monday"
         for refused, arguments in (
-            (StoreError, {"transaction_id": "t-999", "note": "x"}),
             (InvalidRequest, {"transaction_id": " ", "note": "x"}),
             (InvalidRequest, {"transaction_id": second, "note": " "}),
         ):
@@ -570,7 +573,7 @@ async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog:
             await anyio.sleep(GRACE + 36)
             await client.transactions.page()
         # The first five came within five minutes of the warning, the other five with them after that.
-        (line,) = warnings(caplog)
+        (line,) = (each for each in warnings(caplog) if "another system" not in each)
         assert "claims 5 of the transactions at the service, of which 0 may be paid twice" in line
         assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 11
 
@@ -596,7 +599,7 @@ async def test_strangers_beyond_the_most_are_left_out(
         await anyio.sleep(HOUR)
         await world.read(client)
         assert len(await client.payments.unclaimed()) == 4
-        assert len([line for line in warnings(caplog) if "sole_writer=False" in line]) == 1
+        assert len([line for line in warnings(caplog) if "than are recorded" in line]) == 1
 
 
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])

@@ -122,14 +122,14 @@ DEFECTS = (
     Defect(  # before the grace period was counted from the end of the request
         "listings count within the grace period",
         "payments/reconciliation.py",
-        "is_late = self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)",
-        "is_late = True",
+        "return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)",
+        "return True",
     ),
     Defect(  # a snapshot that was restored
         "a store behind its service is not noticed",
-        "payments/gap.py",
-        "    newest = facts.newest\n    if facts.stopped is not None:\n",
-        "    newest = facts.newest\n    return None\n    if facts.stopped is not None:\n",
+        "payments/comparison.py",
+        "    if facts.first_record_at is None:\n",
+        "    if facts.first_record_at is not None:\n",
     ),
     Defect(  # before "payments: no reader of the feed loses a change to pruning, a restored store, or a lost lease"
         "a consumer's place is ahead of what is done",

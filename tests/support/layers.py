@@ -100,7 +100,7 @@ PURE = (
     "database.clock",
     "sharing.login_row",
     "payments.evidence",
-    "payments.gap",
+    "payments.comparison",
     "payments.matching",
     "payments.next_steps",
     "payments.records",

@@ -1,0 +1,218 @@
+"""Whose is this transaction? Restored backups with open payments, tills, and operators who decide.
+
+Each story: a backup, what was paid after it, a restore, and then the job that tries its orders again. K is one kind of
+payment: type, number and amount.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    MobileMoneyError,
+    PaymentState,
+    StoreError,
+)
+from mobilemoney_async.events import StoreBehind
+from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
+from tests.payments.test_recovery import dump, replace
+from tests.support.second_service import error
+
+pytestmark = [pytest.mark.pairs, pytest.mark.slow]
+
+
+def order(kind: str, key: str, last: int = 1) -> Order:
+    return Order(key, kind, number(last))
+
+
+async def settle(world: World, client: AsyncClient, kind: str) -> None:
+    """Make the first payments of a life that is old enough to remember what was made in it."""
+    for each in range(3):
+        await world.pay(client, [order(kind, f"first {each}", 100 + each)])
+        await anyio.sleep(2 * MINUTE)
+
+
+async def refused(world: World, client: AsyncClient, asked: Order, *, made: bool) -> None:
+    """Ask for a payment that is refused without a code of the contract."""
+    await world.answered(client, asked, lambda request, payment: error(403, "NEW"), made=made)
+
+
+async def restore(world: World, tables: dict[str, Any], pause: float = 10 * MINUTE) -> None:
+    """Put a backup back after a while, in which no process is alive."""
+    await anyio.sleep(pause)
+    replace(world.url, tables)
+
+
+async def is_stopped(world: World, client: AsyncClient, asked: Order) -> None:
+    """Try an order again: it is not paid a second time."""
+    before = world.posts(asked.key)
+    said = await world.attempt(client, asked)
+    assert isinstance(said, MobileMoneyError), said
+    assert world.posts(asked.key) == before
+
+
+Word = Callable[[World, AsyncClient], Awaitable[object]]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_an_open_payment_that_was_made_hides_no_forgotten_one(store_url: str, kind: str, is_listed: bool) -> None:
+    """The operator identifies order-1 rightly: order-2's transaction is surplus at once, and order-2 is not paid."""
+    world = make_world(store_url)
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.lose(client, first, made=True)
+        tables = dump(world.url)
+        await anyio.sleep(20)
+        await client.payments.identify("order-1", world.made("order-1")[0], note="Asha found the receipt")
+        await world.pay(client, [second])
+    await restore(world, tables)
+    (one,), (two,) = world.made("order-1"), world.made("order-2")
+    async with world.client() as client:
+        if is_listed:
+            await client.payments.reconcile()
+            assert set((await world.get(client, "order-1")).candidates) == {one, two}
+        await is_stopped(world, client, second)
+        await client.payments.identify("order-1", one, note="Asha found the receipt")
+        if is_listed:
+            assert [each.transaction_id for each in await client.payments.unclaimed()] == [two]
+        await is_stopped(world, client, second)
+        with pytest.raises(StoreError):
+            await client.payments.recover({"order-2": one}, note="Asha: wrong")
+        await client.payments.recover({"order-2": two}, note="Asha: our books")
+        await world.pay(client, [first, second])
+        await world.hold(client, at_end=True)
+    assert (world.posts("order-1"), world.posts("order-2")) == (1, 1)
+
+
+async def test_a_lost_payment_that_is_confirmed_absent_hides_no_forgotten_one(store_url: str, kind: str) -> None:
+    """A word about order-1 changes no transaction: that of order-2, which the backup has forgotten, still stops it."""
+    world, events = make_world(store_url), list[Any]()
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.lose(client, first, made=False)
+        tables = dump(world.url)
+        await anyio.sleep(GRACE + MINUTE)
+        await world.confirm(client, "order-1")
+        await world.pay(client, [second])
+    await restore(world, tables)
+    (two,) = world.made("order-2")
+    async with world.client(on_event=events.append) as client:
+        await client.payments.reconcile()
+        assert (await world.get(client, "order-1")).state == PaymentState.UNKNOWN
+        await world.confirm(client, "order-1")
+        await is_stopped(world, client, second)
+        await client.payments.recover({"order-2": two}, note="Asha: our books")
+        await world.pay(client, [second])
+        await world.hold(client, at_end=True)
+    assert world.posts("order-2") == 1
+    assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1]
+
+
+async def test_an_operator_may_say_whose_a_candidate_is(store_url: str, kind: str) -> None:
+    """`recover` takes a transaction that another open payment may be, too."""
+    world = make_world(store_url)
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.lose(client, first, made=True)
+        other = world.service.make(TYPES[kind], second.phone_number, str(second.amount), owner="order-2")
+        await world.reconcile(client, 20.0, GRACE, GRACE)
+        assert other.id in (await world.get(client, "order-1")).candidates
+        await client.payments.recover({"order-2": other.id}, note="Asha: paid at the till, for order-2")
+        await world.pay(client, [second])
+        await world.reconcile(client, 5 * MINUTE)
+        assert (await world.get(client, "order-1")).transaction_id == world.made("order-1")[0]
+    assert world.posts("order-2") == 0
+
+
+@pytest.mark.parametrize("pause", [20.0, 170.0])
+async def test_a_payment_after_the_newest_one_of_its_kind_is_forgotten(store_url: str, kind: str, pause: float) -> None:
+    """It looks as if a proxy had repeated the newest one, and is stopped all the same."""
+    world = make_world(store_url)
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.pay(client, [first])
+        tables = dump(world.url)
+        await anyio.sleep(pause)
+        await world.pay(client, [second])
+    await restore(world, tables, 8 * HOUR)
+    async with world.client() as client:
+        await is_stopped(world, client, second)
+        assert [each.transaction_id for each in await client.payments.unclaimed()] == world.made("order-2")
+
+
+async def test_a_refused_payment_of_the_backup_adopts_no_forgotten_one(store_url: str, kind: str) -> None:
+    """order-1 was refused, and order-2 made five seconds later: its row is the only one in order-1's window."""
+    world = make_world(store_url)
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await refused(world, client, first, made=False)
+        tables = dump(world.url)
+        await anyio.sleep(5)
+        await world.pay(client, [second])
+        await anyio.sleep(MINUTE)
+    await restore(world, tables)
+    async with world.client() as client:
+        await world.reconcile(client, 0.0, GRACE, GRACE)
+        assert (await world.get(client, "order-1")).transaction_id is None
+        await is_stopped(world, client, second)
+        await client.payments.recover({"order-2": world.made("order-2")[0]}, note="Asha: our books")
+        await world.pay(client, [second])
+        await world.hold(client, at_end=True)
+
+
+async def test_both_types_are_compared_at_once(store_url: str, kind: str) -> None:
+    """Whichever is paid first, and also where the backup has no payment with a known transaction."""
+    world = make_world(store_url)
+    forgotten = [order("collections", "sold", 1), order("disbursements", "paid out", 2)]
+    async with world.client() as client:
+        await world.lose(client, order("collections", "open", 9), made=False)
+        tables = dump(world.url)
+        await anyio.sleep(MINUTE)
+        await world.pay(client, forgotten)
+    await restore(world, tables)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "new", 200)])
+        for each in forgotten:
+            await is_stopped(world, client, each)
+
+
+async def test_a_till_is_no_restored_backup(store_url: str, kind: str) -> None:
+    """What another system pays while the store is in contact stops no collection, and is not taken for ours."""
+    world, events = make_world(store_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
+        await settle(world, client, kind)
+        for each in range(10):
+            world.service.make(TYPES[kind], number(1), "5000")
+            await world.reconcile(client, 2 * MINUTE)
+            await world.pay(client, [order(kind, f"shop {each}", 50 + each)])
+            await world.read(client)
+        assert not [event for event in events if isinstance(event, StoreBehind)]
+        assert len(await client.payments.unclaimed()) == 10
+        said = await world.attempt(client, order(kind, "same kind"))
+        assert isinstance(said, Acknowledgement)
+
+
+async def test_a_word_that_the_store_was_restored(store_url: str, kind: str) -> None:
+    """It is compared at once, although its backup is too young to be noticed."""
+    world = make_world(store_url)
+    second = order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        await world.pay(client, [second])
+    await restore(world, tables, 2 * MINUTE)
+    async with world.client() as client:
+        await client.payments.restored(note="Asha restored the backup of noon")
+        await is_stopped(world, client, second)
+        await anyio.sleep(GRACE)
+        await world.pay(client, [order(kind, "new", 200)])
+        await is_stopped(world, client, second)
