@@ -26,7 +26,7 @@ from mobilemoney_async.cli.payments import (
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.payments.next_steps import NextStep
-from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records import OPEN, UnclaimedTransaction
 from mobilemoney_async.values import csv_cell, shown_id
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ def recover(
         return
     store = find_store(service)
     found = [
-        each
-        for each in run_with_store(lambda book: book.unclaimed(None), store)
-        if each.is_gap and each.state != CLAIMED
+        each for each in run_with_store(lambda book: book.unclaimed(None), store) if each.is_gap and each.state == OPEN
     ]
     if as_json:
         output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store

@@ -42,6 +42,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
+from mobilemoney_async.payments.binding import wait
 from mobilemoney_async.payments.comparison import AccountFacts
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
@@ -134,9 +135,11 @@ class IdempotentCreates:
         said = f"the call's deadline of {self._deadline:g} s passed"
         if progress.is_looking or progress.is_comparing:
             said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
-        if progress.is_comparing:
+        if progress.is_looking or progress.is_comparing:
             with suppress(StoreError):
                 await self._recovery.leave_to_reconcile()
+                if progress.is_looking and progress.earlier is not None:
+                    await self._reconciler.ask_for(progress.earlier)
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # Another call under this key may have sent it. One query: it does not wait for that call.
@@ -244,7 +247,8 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
-            await self._recovery.resume(facts)
+            if not await self._recovery.compare(facts):
+                raise wait(f"has to be compared with the service first, but {self._recovery.memory.obstacle}")
             await self._reconciler.look_for(record)
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.

@@ -54,10 +54,7 @@ async def import_transactions(
         async with store.locks.hold(key):
             await store.flush(key=key)
             work = partial(_import, key=key, transaction=row, number=number, note=note, now=now, wait=wait)
-            record = await store.write(work)
-        if isinstance(record, StoreError):
-            raise record
-        done.append(record)
+            done.append(await store.write(work))
     return done
 
 
@@ -70,7 +67,7 @@ def _import(
     note: str,
     now: datetime,
     wait: timedelta,
-) -> PaymentRecord | StoreError:
+) -> PaymentRecord:
     """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
     record, name = journal.find(key, lock=True), transaction.id
     if record is not None and record.transaction_id == name:
@@ -95,12 +92,11 @@ def _import(
         raise _refused(f"transaction {name} may be a payment on its way: try again in a few minutes")
     if record is not None and record.transaction_id is not None:
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
-    if record is not None:
-        return _adopt(journal, record, transaction, note=note, now=now)
-    record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
+    if record is None:
+        record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
     adopted = _adopt(journal, record, transaction, note=note, now=now)
     if isinstance(adopted, StoreError):
-        raise adopted  # someone has imported it under another key at this moment: this key stays unused
+        raise adopted  # someone has given it to another payment at this moment: nothing was changed here
     return adopted
 
 

@@ -326,7 +326,9 @@ class Journal:
         return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
-        """Change the row of an event's payment, unless a doubt meets another payment that stops its kind."""
+        """Change the row of an event's payment, unless another has its transaction, or stops the kind of a doubt."""
+        if entry.event is PaymentEvent.ADOPT:
+            return self._own(entry, values)
         if row.stops_kind or not values["stops_kind"]:
             self._change(entry.key, values)
             return None
@@ -338,6 +340,19 @@ class Journal:
             return None
         said = f"payment {other!r} of the same kind is unidentified: nothing was sent; try again once that one is found"
         return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+
+    def _own(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
+        """Change the row of a payment that adopts a transaction, unless another one does so at this moment."""
+        try:
+            with self.connection.begin_nested():
+                self._change(entry.key, values)
+        except sa.exc.IntegrityError:
+            names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
+            owner = self.connection.execute(sa.select(_OWNER), names).scalar_one()
+            if owner is None:
+                raise  # refused for another reason, a trigger say
+            return self._contradict(entry, f"belongs to another payment ({owner})")
+        return None
 
     def stop(self, row: sa.Row[Any], values: Mapping[str, Any]) -> str | None:
         """Change a row so that it stops its kind, or return the key of the payment that does so already."""

@@ -441,7 +441,7 @@ class Payments(PaymentBook):
             require_seconds("stale_after", stale_after, allow_zero=True)
         await self._recovery.binding.require_bound()
         await self._recovery.resume()
-        return await self._reconciler.run(stale_after=stale_after)
+        return await self._reconciler.run(stale_after=stale_after, before=self._recovery.compare)
 
     async def recover(
         self, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str] | None = None

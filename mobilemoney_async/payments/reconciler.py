@@ -13,7 +13,7 @@ looked for again. No transaction is open while the list is read, so any payment 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 import anyio
@@ -91,11 +91,26 @@ class Reconciler:
         """
         await self._reconcile(record, None)
 
-    async def run(self, *, stale_after: float | None = None) -> list[PaymentRecord]:
-        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`."""
-        return await self._reconcile(None, stale_after)
+    async def ask_for(self, record: PaymentRecord) -> None:
+        """Let the next `run` look for a payment."""
+        now = self._utcnow()
+        await self._store.write(lambda journal: ask_for_look(journal, record, at=now))
 
-    async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
+    async def run(
+        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[bool]] | None = None
+    ) -> list[PaymentRecord]:
+        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
+
+        `before` is awaited before the list is read for any, and says whether it may be.
+        """
+        return await self._reconcile(None, stale_after, before)
+
+    async def _reconcile(
+        self,
+        wanted: PaymentRecord | None,
+        stale_after: float | None,
+        before: Callable[[], Awaitable[bool]] | None = None,
+    ) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
         await self._store.flush(key=key)
@@ -115,7 +130,7 @@ class Reconciler:
             return []
         found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
-        if asked:
+        if asked and (before is None or await before()):
             async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
                 # The own payment as it was asked for: another task may have looked for it since.
                 await self._under_lease([*(each.record for each in asked), *filter(None, [own])], key)

@@ -170,18 +170,38 @@ class Recovery:
         self._store.due_since = now
         await self.binding.save(due_since=now, known_until=newest, went_backwards=True, note=note)
 
-    async def resume(self, facts: AccountFacts | None = None) -> None:
-        """Make a comparison that is due, if there is one; the next payment finds out whether it has ended now."""
-        facts = await self.binding.read() if facts is None else facts
-        if self._store.sole_writer is False:
-            return
-        why = why_compare(facts, self._pipeline.utcnow())
-        if why is None:
+    async def resume(self) -> None:
+        """Make a comparison that did not end, if there is one, and raise as `compare` does.
+
+        One for a new life costs a request, and is left to the next payment, or to `compare`.
+        """
+        facts = await self.binding.read()
+        if why_compare(facts, self._pipeline.utcnow()) in {None, ComparisonReason.NEW_LIFE}:
             await self.binding.keep_contact(facts)
             return
+        await self.compare(facts)
+
+    async def compare(self, facts: AccountFacts | None = None) -> bool:
+        """Make a comparison that is due, if there is one: before any payment is looked for in the list.
+
+        Returns:
+            Whether payments may be looked for; False if the list cannot show yet what the store has lost.
+
+        Raises:
+            MobileMoneyError: The list could not be read.
+        """
+        facts = await self.binding.read() if facts is None else facts
+        why = why_compare(facts, self._pipeline.utcnow())
+        if why is None or self._store.sole_writer is False:
+            return True
         self.memory.unreadable_until = -math.inf
-        with suppress(_UnreadableError, StoreError):
+        try:
             await self._compare_alone(facts, why, None)
+        except _UnreadableError as exc:
+            if isinstance(exc.__cause__, MobileMoneyError):
+                raise exc.__cause__ from None
+            return False
+        return True
 
     def _put_off(self, obstacle: str) -> None:
         """Ask for the list no more for a while, since it could not be read, or shows too little."""

@@ -269,7 +269,7 @@ def find_unclaimed(
     lines = find_lines(connection, account, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
     open_ones = [line for line in lines if line.shown.state == OPEN]
     left = surplus(open_ones, open_attempts(connection, account), number_key(connection, account)) if open_ones else []
-    unclaimed = {line.id for line in left if line.shown.is_gap or line.due_at <= now}
+    unclaimed = {line.id for line in left if line.shown.is_gap or line.told_at is not None or line.due_at <= now}
     return [
         line.shown
         for line in lines

@@ -390,8 +390,8 @@ async def test_an_error_shows_no_phone_number(store_url: str) -> None:
     database = Database(store_url)
     insert = sa.text(
         "INSERT INTO mobilemoney_payment_records (account, key, type, phone_number, amount, extra_digest, state,"
-        " attempt, created_at, changed_at, is_adopted, walks, priority) VALUES ('a', :key, 'collection',"
-        " '+255780000789', '1000', '', 'UNKNOWN', 1, '2026-01-02 12:00:00', '2026-01-02 12:00:00', FALSE, 0, 0)"
+        " attempt, created_at, changed_at, is_adopted, stops_kind, walks, priority) VALUES ('a', :key, 'collection',"
+        " '+255780000789', '1000', '', 'UNKNOWN', 1, '2026-01-02 12:00:00', '2026-01-02 12:00:00', FALSE, TRUE, 0, 0)"
     )
     await database.write(lambda each: each.execute(insert, {"key": "order-1"}))
     with pytest.raises(StoreError) as caught:

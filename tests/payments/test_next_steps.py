@@ -87,11 +87,12 @@ def test_the_step_fits_the_reason(
     assert next_step(early, LATER).text == said.format(when="at 12:15 UTC")
 
 
-def test_a_payment_that_may_be_a_transaction_is_identified_or_confirmed_absent() -> None:
-    """Each candidate has its command line."""
+def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_explained() -> None:
+    """Each candidate has its command lines: a word about the payment alone would change no transaction."""
     step = next_step(unknown(PaymentCause.CANDIDATES, candidates=("tx-1", "tx-2")), NOON)
     identify = (("payments", "identify", "order 1", each, *NOTE) for each in ("tx-1", "tx-2"))
-    assert step.commands == (*identify, CONFIRM)
+    explain = (("payments", "explain", each, *NOTE) for each in ("tx-1", "tx-2"))
+    assert step.commands == (*identify, *explain)
     assert step.text.startswith("It may be one of several transactions.")
 
 
@@ -164,4 +165,5 @@ def test_a_transaction_that_no_payment_claims_is_explained_or_imported() -> None
     assert twice.text.startswith("It may be the payment order-1, made twice.")
     assert twice.commands == (("payments", "explain", "tx-1", *NOTE),)
     forgotten = unclaimed_step(UnclaimedTransaction(transaction_id="tx-1", is_gap=True, **values))
-    assert forgotten.commands == (("payments", "recover", "KEY=tx-1", *NOTE),)
+    explain = ("payments", "explain", "tx-1", *NOTE)
+    assert forgotten.commands == (("payments", "recover", "KEY=tx-1", *NOTE), explain)

@@ -66,7 +66,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     PaymentState.NOT_SENT: {
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
-        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
         PaymentEvent.ENQUEUE: PaymentState.QUEUED,
     },
     PaymentState.REFUSED: {
@@ -79,6 +79,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     PaymentState.RELEASED: {
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
         PaymentEvent.DOUBT: PaymentState.UNKNOWN,
     },
     PaymentState.ACKNOWLEDGED: {PaymentEvent.FINISH: PaymentState.FINAL},

@@ -250,14 +250,16 @@ async def test_a_doubt_that_the_database_forbids_says_why(store_url: str) -> Non
         await client.collections.create(**ORDER, idempotency_key="earlier")
         engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE mobilemoney_payment_records SET state = 'REFUSED', is_certain = FALSE")
+            connection.exec_driver_sql(
+                "UPDATE mobilemoney_payment_records SET state = 'REFUSED', is_certain = FALSE, stops_kind = FALSE"
+            )
         entry = JournalEntry("earlier", 1, PaymentEvent.DOUBT, source=Source.RECONCILE, at=at)
         world.line.after = lose
         with pytest.raises(OutcomeUnknown):
             await client.collections.create(**ORDER, idempotency_key="later")
         refused = await account_store(store).write(lambda journal: journal.apply(entry))
         assert isinstance(refused, StoreError)
-        assert "another payment of the same kind is unidentified" in str(refused)
+        assert "payment 'later' of the same kind is unidentified" in str(refused)
         with engine.begin() as connection:
             connection.exec_driver_sql("UPDATE mobilemoney_payment_records SET amount = '7' WHERE key = 'later'")
             connection.exec_driver_sql(TRIGGERS[engine.dialect.name])
