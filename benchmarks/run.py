@@ -33,9 +33,9 @@ BENCHMARKS = {
     "store": ("calls", "database", "payments", "sharing"),
     "feed": ("database", "payments"),
     "observer": ("database", "payments", "polling"),
-    "many_accounts": ("merchants.py", "calls", "database", "payments", "sharing"),
-    "creates": ("merchants.py", "calls", "database", "payments", "sharing"),
-    "worker": ("merchants.py", "worker.py", "database", "payments", "polling", "sharing"),
+    "many_accounts": ("merchants", "calls", "database", "payments", "sharing"),
+    "creates": ("merchants", "calls", "database", "payments", "sharing"),
+    "worker": ("merchants", "database", "payments", "polling", "sharing"),
 }
 
 

@@ -309,7 +309,7 @@ LAYERS = Diagram(
     [
         *layer(12, 20, "cli · testing", "the command line; fixtures for your tests"),
         *layer(11, 84, "contrib", "FastAPI, OpenTelemetry, any framework"),
-        *layer(10, 148, "client · worker · merchants", "connects the parts, for one account or for many"),
+        *layer(10, 148, "client · merchants", "connects the parts, for one account or for many"),
         *layer(9, 212, "sharing", "shared by processes through the database"),
         *layer(8, 276, "payments", "idempotent creates, the store, reconciliation"),
         *layer(7, 340, "polling", "the poller"),

@@ -95,12 +95,20 @@ class Claim(Protocol):
 
     Attributes:
         host: Name of the host, with which the holders of its leases in the account begin.
+        ttl: Seconds for which the host has it after each renewal.
+        poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
     """
 
     host: str
+    ttl: float
+    poller: tuple[str, int, int] | None
 
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now. Called before each request is sent."""
+        ...
+
+    def note_poller(self, name: str | None, followed: int, told: int) -> None:
+        """Note the poller that holds the account's lease, if it is one of this host."""
         ...
 
 

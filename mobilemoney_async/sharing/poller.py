@@ -12,7 +12,7 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.errors import InvalidCursor
@@ -24,7 +24,6 @@ from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
-from mobilemoney_async.sharing.claims import TTL, Claim
 from mobilemoney_async.sharing.followed import LeaseRow
 
 # Between two deletions of old rows, seconds.
@@ -43,7 +42,7 @@ def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> Sto
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
     fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed)
-    if isinstance(pipeline.claim, Claim):
+    if pipeline.claim is not None:
         fleet.follower = pipeline.new_holder()
         fleet.claim, fleet.ttl, fleet.poll = pipeline.claim, _CLAIMED, fleet.listening_poll
     return fleet
@@ -214,7 +213,7 @@ class StoreFleet:
         ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
         before = attrs.evolve(row)
         if wants_lease:
-            row.lease = row.lease.taken(self.follower, now, self.ttl if self.claim is None else TTL)
+            row.lease = row.lease.taken(self.follower, now, self.ttl if self.claim is None else self.claim.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
         tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)

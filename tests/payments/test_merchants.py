@@ -606,7 +606,7 @@ async def test_the_vault_is_asked_once_by_all_calls_of_an_account(sqlite_file_ur
         assert len(platform.asked) == 3
 
 
-@pytest.mark.costly("runs lines of sharing/account_auth.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/account_auth.py that no quick test runs")
 @pytest.mark.parametrize("secret", [7, None, "two words", b"token"])
 async def test_a_secret_that_is_none_fails_the_call_and_no_poller(
     sqlite_file_url: str, platform: Platform, secret: Any
@@ -722,7 +722,7 @@ async def test_a_token_that_stays_refused_is_not_asked_for_all_the_time(
         assert 3 <= len(platform.asked) <= 4
 
 
-@pytest.mark.costly("runs lines of sharing/account_auth.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/account_auth.py that no quick test runs")
 async def test_a_password_that_was_replaced_is_picked_up(store_url: str, platform: Platform) -> None:
     """Within the pause after the refused login too, which is the old password's."""
     platform.secrets["shop-0"] = LoginAuth("shop-0@example.com", PASSWORD)

@@ -33,11 +33,11 @@ from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import METADATA, leases, payments
 from mobilemoney_async.database.url import THREADS
+from mobilemoney_async.merchants.claims import TTL, Claim, Claims
+from mobilemoney_async.merchants.worker import Worker
 from mobilemoney_async.payments.dispatcher import Dispatcher
 from mobilemoney_async.payments.due import Work
 from mobilemoney_async.payments.store import account_store
-from mobilemoney_async.sharing.claims import TTL, Claim, Claims
-from mobilemoney_async.worker import Worker
 from tests.contract import samples
 from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
@@ -141,7 +141,7 @@ def execute(url: str, statement: Any, *values: Any) -> list[Any]:
 # What a worker does
 
 
-@pytest.mark.costly("runs lines of worker.py, payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py, payments/dispatcher.py that no quick test runs")
 async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None:
     """In every account with something to do, which nobody has to name; and it sends nothing once all is done."""
 
@@ -177,7 +177,7 @@ async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None
     assert len(platform.service.payments) == 4
 
 
-@pytest.mark.costly("runs lines of worker.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
 async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform: Platform) -> None:
     """Nothing else is to be done in the account, but its host waits: given up, it would have an unknown result."""
 
@@ -213,7 +213,7 @@ async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(plat
     assert left <= {account for when, _, account in platform.asked if when < at + 5}
 
 
-@pytest.mark.costly("runs lines of worker.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
 async def test_a_cancelled_worker_gives_its_accounts_back(platform: Platform) -> None:
     """Cancellation of the program ends the parts first, and then the claims."""
     async with platform.merchants("shop") as merchants:
@@ -284,7 +284,7 @@ async def test_a_worker_for_another_service_is_refused_before_it_takes_anything(
             await anyio.sleep(1)
 
 
-@pytest.mark.costly("runs lines of polling/requests.py, worker.py that no quick test runs")
+@pytest.mark.costly("runs lines of polling/requests.py, merchants/worker.py that no quick test runs")
 async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,7 +436,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         assert len(platform.service.payments) == 2
 
 
-@pytest.mark.costly("runs lines of worker.py, payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py, payments/dispatcher.py that no quick test runs")
 async def test_a_part_that_fails_is_tried_again(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -459,7 +459,7 @@ async def test_a_part_that_fails_is_tried_again(
     assert "account 'shop-00': DISPATCH fails, and is tried again after 10 s: a bug" in caplog.text
 
 
-@pytest.mark.costly("runs lines of worker.py, sharing/claims.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py, merchants/claims.py that no quick test runs")
 async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
     """What is queued next waits for `resume`, too."""
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
@@ -483,7 +483,7 @@ async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
         assert len(platform.service.payments) == 1
 
 
-@pytest.mark.costly("runs lines of worker.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
 async def test_an_account_that_cannot_be_opened_is_kept_for_later(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

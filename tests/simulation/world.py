@@ -30,8 +30,9 @@ from anyio._backends import _asyncio as backend
 
 from mobilemoney_async.database import encryption, engine, listener
 from mobilemoney_async.database.url import make_engine
+from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
-from mobilemoney_async.sharing import account_auth, login
+from mobilemoney_async.sharing import login
 from mobilemoney_async.sharing.poller import StoreFleet
 from mobilemoney_async.testing import virtual_time
 from tests.simulation.disk import Books, PostgresDisk, SQLiteDisk

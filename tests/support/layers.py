@@ -35,13 +35,12 @@ LAYERS: Mapping[str, int] = {
     "payments": 8,
     "sharing": 9,
     "client": 10,
-    "worker": 11,
-    "merchants": 12,
-    "__init__": 13,
-    "contrib": 14,
-    "testing": 15,
-    "cli": 15,
-    "__main__": 16,
+    "merchants": 11,
+    "__init__": 12,
+    "contrib": 13,
+    "testing": 14,
+    "cli": 14,
+    "__main__": 15,
 }
 LOWEST = 1
 
@@ -69,7 +68,7 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "pydantic_core": {"contract.json_schema"},
     "respx": {"testing"},
     "rich": {"cli"},
-    "sqlalchemy": {"database", "payments", "sharing"},
+    "sqlalchemy": {"database", "merchants", "payments", "sharing"},
     "starlette": {SANDBOX, "cli", "contrib.fastapi"},
     "trio": {"testing", "resources.bulk_lookup"},
     "typer": {"cli"},

@@ -64,6 +64,7 @@ class Claim:
         work: The work that is due in the account.
         has_rivals: Whether there were other hosts when it was renewed last.
         poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
+        ttl: Seconds for which the host has it after each renewal.
     """
 
     account: str
@@ -72,6 +73,7 @@ class Claim:
     work: Work
     has_rivals: bool = False
     poller: tuple[str, int, int] | None = None
+    ttl: float = TTL
     _changed: anyio.Event = attrs.field(factory=anyio.Event)
 
     def require(self) -> None:

@@ -36,9 +36,9 @@ from mobilemoney_async.values import missing_extra, refuse, require_integer, req
 # What needs the extra `store` is imported where it is used: without it, the class is refused when it is made.
 if TYPE_CHECKING:
     from mobilemoney_async.events import Event
+    from mobilemoney_async.merchants.account_auth import AccountSecret
+    from mobilemoney_async.merchants.worker import Worker
     from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.sharing.account_auth import AccountSecret
-    from mobilemoney_async.worker import Worker
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -194,7 +194,7 @@ class Merchants:
         """
         if not isinstance(self._store, SQLStore):
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
-        from mobilemoney_async.worker import Worker
+        from mobilemoney_async.merchants.worker import Worker
 
         worker = Worker(account_store(self._store), self._base_url, self._utcnow, self._serve, self._check_open)
         self._workers.add(worker)
@@ -213,7 +213,7 @@ class Merchants:
             self._served -= 1
 
     def _make(self, account: str, store: SQLStore) -> _Merchant:
-        from mobilemoney_async.sharing.account_auth import AccountAuth
+        from mobilemoney_async.merchants.account_auth import AccountAuth
 
         parts, transport = account_store(store), self._transport
         utcnow = parts.database.wall_clock.utcnow if self._utcnow is None else self._utcnow
@@ -300,7 +300,7 @@ class Merchants:
             with suppress(Exception):  # of its connections, which are gone
                 await close(merchant.client)
 
-        from mobilemoney_async.worker import end as end_worker
+        from mobilemoney_async.merchants.worker import end as end_worker
 
         async def end_all() -> None:
             async with anyio.create_task_group() as tasks:

@@ -19,12 +19,12 @@ import anyio.abc
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.merchants.claims import Claim, Claims
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import service_address
 from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.due import Work
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.sharing.claims import Claim, Claims
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
