@@ -7,7 +7,6 @@ usable answer, by the deadline too, it ends as `OutcomeUnknown`.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -94,7 +93,7 @@ class Claim(Protocol):
     """Right to serve an account, which one host of a platform has at a time.
 
     Attributes:
-        host: Name of the host, with which the holders of its leases in the account begin.
+        host: Name of the host.
         ttl: Seconds for which the host has it after each renewal.
         poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
     """
@@ -183,9 +182,10 @@ class Pipeline:
 
             self._instrumentation = Instrumentation(self.on_event)
 
-    def new_holder(self) -> str:
-        """Return a new name under which a part of the client takes leases."""
-        return ("" if self.claim is None else f"{self.claim.host}.") + uuid.uuid4().hex
+    @property
+    def host(self) -> str | None:
+        """Name of the host whose claim of the account protects this client, if it is a worker's."""
+        return None if self.claim is None else self.claim.host
 
     async def call(
         self,

@@ -34,6 +34,20 @@ class WallClock:
         self._ahead = min(max(self._ahead, shown - before), shown - after)
 
 
+@attrs.frozen
+class Holder:
+    """Part of a process that may hold leases.
+
+    Attributes:
+        name: Its name, which no other one of its host has.
+        host: Of a worker's part: the host whose claim of the account protects it. Whoever claims the account next ends
+            its leases.
+    """
+
+    name: str
+    host: str | None = None
+
+
 @attrs.frozen(kw_only=True)
 class Lease:
     """Lease of a task that only one of several processes may do.
@@ -42,13 +56,15 @@ class Lease:
     a holder can tell whether it was the only one since it last looked.
 
     Attributes:
-        holder: The process that has it, or None.
+        holder: Name of its holder, or None.
+        host: The holder's host, if it has one.
         epoch: The number of times that it has changed hands.
         until: When it ends unless it is renewed, seconds of the store's clock.
         written: When it was taken or renewed. A clock that shows less was set back, or restarted with its host.
     """
 
     holder: str | None = None
+    host: str | None = None
     epoch: int = 0
     until: float = 0.0
     written: float = 0.0
@@ -57,22 +73,26 @@ class Lease:
         """Return when it ends; None if it is free, or if the clock was set back, so that its end must be asked for."""
         return None if self.holder is None or self.until <= now or self._is_ahead(now) else self.until
 
-    def taken(self, by: str, now: float, ttl: float) -> Lease:
+    def is_held_by(self, holder: Holder) -> bool:
+        """Return whether a process had it last."""
+        return (self.holder, self.host) == (holder.name, holder.host)
+
+    def taken(self, by: Holder, now: float, ttl: float) -> Lease:
         """Return the lease after a process has asked for it for `ttl` seconds; it gets it if it was free or its own.
 
         After the clock was set back, another's is counted anew: its holder counts its time by a clock of its own.
         """
-        if self.holder == by:
+        if self.is_held_by(by):
             return attrs.evolve(self, until=now + ttl, written=now)
         if self.holder is not None and self._is_ahead(now):
             return attrs.evolve(self, until=now + self.until - self.written, written=now)
         if self.ends_at(now) is not None:
             return self
-        return Lease(holder=by, epoch=self.epoch + 1, until=now + ttl, written=now)
+        return Lease(holder=by.name, host=by.host, epoch=self.epoch + 1, until=now + ttl, written=now)
 
     def _is_ahead(self, now: float) -> bool:
         return self.written > now + SETBACK
 
-    def released(self, by: str) -> Lease:
+    def released(self, by: Holder) -> Lease:
         """Return the lease after a process has given it back, if it had it."""
-        return Lease(epoch=self.epoch) if self.holder == by else self
+        return Lease(epoch=self.epoch) if self.is_held_by(by) else self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.schema import leases, lock_row
 from mobilemoney_async.errors import StoreError
@@ -19,21 +20,26 @@ T = TypeVar("T")
 
 
 def change_lease(
-    connection: sa.Connection, account: str, name: str, *, by: str, ttl: float | None, clock: Clock
+    connection: sa.Connection, account: str, name: str, *, by: Holder, ttl: float | None, clock: Clock
 ) -> bool:
     """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then, or had it."""
     place = {"account": account, "name": name}
     row = lock_row(connection, leases, place)
-    lease = read_lease(row)
-    lease = lease.released(by) if ttl is None else lease.taken(by, clock(), ttl)
+    before = read_lease(row)
+    lease = before.released(by) if ttl is None else before.taken(by, clock(), ttl)
     here = (leases.c[column] == value for column, value in place.items())
     connection.execute(leases.update().where(*here).values(attrs.asdict(lease)))
-    return by in {row.holder, lease.holder}
+    return before.is_held_by(by) or lease.is_held_by(by)
+
+
+def new_holder(host: str | None) -> Holder:
+    """Return a new holder of leases, of a host whose claim of the account protects it, or of none."""
+    return Holder(uuid.uuid4().hex, host)
 
 
 def read_lease(row: sa.Row[Any]) -> Lease:
     """Return the lease of a row."""
-    return Lease(holder=row.holder, epoch=row.epoch, until=row.until, written=row.written)
+    return Lease(holder=row.holder, host=row.host, epoch=row.epoch, until=row.until, written=row.written)
 
 
 async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Awaitable[object]], *, every: float) -> T:

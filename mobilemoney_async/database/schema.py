@@ -269,17 +269,36 @@ accounts: sa.Table = sa.Table(
     ),
 )
 
-# The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it
-# has read. `until` is a time of the store's clock, and `written` that of the last renewal.
+# Leases: tasks that one process of an account does at a time. `until` is a time of the store's clock, and `written`
+# that of the last renewal; `host` is of a holder that a worker's claim of the account protects. In the poller's row two
+# numbers count its messages, under the row's lock: so a reader knows how far it has read.
 leases: sa.Table = sa.Table(
     "mobilemoney_leases",
     METADATA,
     *_columns(sa.Text, "account", "name", primary_key=True),
-    sa.Column("holder", sa.Text),
+    *_columns(sa.Text, "holder", "host"),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
     *_columns(sa.Double, "until", "written", nullable=False, default=0.0),
     sa.Column("followed", sa.BigInteger, nullable=False, default=0),
     sa.Column("told", sa.BigInteger, nullable=False, default=0),
+)
+
+# Hosts of a platform that take accounts, until a time of the store's clock; and when each looked for work last.
+hosts: sa.Table = sa.Table(
+    "mobilemoney_hosts",
+    METADATA,
+    sa.Column("host", sa.Text, primary_key=True),
+    *_columns(sa.Double, "until", "looked_at", nullable=False, default=0.0),
+)
+
+# Accounts in which a worker has something to do: which work, and the host that serves the account until a time.
+account_claims: sa.Table = sa.Table(
+    "mobilemoney_account_claims",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("host", sa.Text),
+    sa.Column("until", sa.Double, nullable=False, default=0.0),
+    sa.Column("work", sa.Integer, nullable=False),
 )
 
 # Payments that each poller, the follower, tracks, and the messages to it: `told` numbers the latest one, which has the

@@ -1,11 +1,9 @@
 """Claims: which host of a platform serves which account, and where there is something to do.
 
-All of it are rows of the table of leases, so that no new table is needed. `(account, "worker")` is the claim of an
-account in which work is due; its column `followed` says which work. `("", "worker <host>")` says that a host takes any.
-`("", "work")` is the look for work, which one host at a time makes; `followed` is the number of accounts with work.
-
 Critical section: a claim changes hands under its row's lock, and only after its end by the database's clock. A host
 counts its own claims to an earlier end, by its own clock, which goes on while the process is stopped.
+
+No statement waits for a row that somebody has locked: what concerns that row is left out, and done a second later.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -27,8 +26,9 @@ from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database, ahead
-from mobilemoney_async.database.schema import insert_missing, leases, stores
+from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, leases, stores
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.merchants.shares import Shares
 from mobilemoney_async.payments.due import Work, accounts_with_work
 from mobilemoney_async.payments.queries import chunks
 
@@ -39,18 +39,14 @@ TTL = 7.0
 
 # Seconds by which a host counts its claims to end earlier: for a request to arrive, and clocks that drift.
 _MARGIN = 1.0
-# Seconds between two looks for work, for which the row of a dead host is kept, and for giving claims back at the end.
-_LOOK, _KEPT, _SHIELD = 2.0, 60.0, 10.0
-# Part of its accounts that a host may have too many, until it gives some back: so many in a second at most, and none
-# while so many wait for a host.
-_SLACK, _MOST_GIVEN, _MOST_WAITING = 0.1, 10, 50
+# Seconds between two looks for work, and for giving claims back at the end.
+_LOOK, _SHIELD = 2.0, 10.0
 # Renewals in a row after which a lock is no other host's.
 _LOCKED_LONG = 3
-_CLAIM, _LOOK_NAME, _HOST = "worker", "work", "worker "
-_FREE: dict[str, Any] = {"holder": None, "until": 0.0, "written": 0.0}
+_FREE: dict[str, Any] = {"host": None, "until": 0.0}
 
-_here = leases.c
-_IS_CLAIM = _here.name == _CLAIM
+_claim = account_claims.c
+_HAS_WORK = _claim.work != 0
 
 
 @attrs.define(eq=False)
@@ -121,18 +117,7 @@ class Renewal:
     has_rivals: bool  # there are other hosts
 
 
-@attrs.frozen
-class _Asked:
-    """What one renewal is to do: hosts and accounts by name, and the most claims that it may add."""
-
-    host: str
-    held: Sequence[str]
-    pollers: Sequence[str]
-    given_back: Collection[str]
-    most: int
-
-
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class _Found:
     """Rows of one renewal, by account: the work of the own claims and of new ones, and the own pollers.
 
@@ -189,9 +174,11 @@ class Claims:
         """
         began, kept = anyio.current_time(), {each: self.held[each] for each in self.held if each not in given_back}
         pollers = [claim.poller[0] for claim in kept.values() if claim.poller is not None]
-        asked = _Asked(self.host, sorted(kept), pollers, sorted(given_back), most)
+        work = partial(
+            _renew, host=self.host, held=sorted(kept), pollers=pollers, given_back=sorted(given_back), most=most
+        )
         with ahead():
-            found, _ = await self._database.timed(lambda connection, clock: _renew(connection, clock, asked))
+            found, _ = await self._database.timed(work)
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]
         self._locked = {account: self._locked.get(account, 0) + 1 for account in found.locked}
@@ -227,119 +214,108 @@ class Claims:
         self.held.clear()
 
         def work(connection: sa.Connection) -> None:
-            connection.execute(leases.update().where(_unlocked(_IS_CLAIM, _here.holder == self.host)).values(_FREE))
-            connection.execute(leases.delete().where(_unlocked(*_is(_HOST + self.host))))
+            own = _unlocked(account_claims, _claim.host == self.host)
+            connection.execute(account_claims.update().where(own).values(_FREE))
+            connection.execute(hosts.delete().where(_unlocked(hosts, hosts.c.host == self.host)))
 
         await shielded(partial(self._database.write, work, durable=False), timeout=_SHIELD, ignored=StoreError)
 
 
-def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
-    run, own, is_own = connection.execute, _HOST + asked.host, _here.holder == asked.host
-    now = clock()
-    renewed = {"until": now + TTL, "written": now}
-    takes_some = asked.most > 0
-    alive = {"holder": asked.host, **renewed} | ({} if takes_some else {"until": now})
-    if not run(leases.update().where(_unlocked(*_is(own))).values(alive)).rowcount:
-        run(insert_missing(leases, connection.dialect.name), {"account": "", "name": own, **alive})
-    if asked.given_back:
-        is_given = _is_among(connection, _here.account, asked.given_back)
-        run(leases.update().where(_unlocked(_IS_CLAIM, is_given, is_own)).values(_FREE))
-    is_held = _is_among(connection, _here.account, asked.held)
-    kept, seen = dict[str, int](), dict[str, tuple[str, int, int]]()
-    locked = frozenset[str]()
-    if asked.held:
-        work = (_here.account, _here.followed)
-        own_ones = leases.update().where(_unlocked(_IS_CLAIM, is_held, is_own)).values(renewed).returning(*work)
-        kept = {row.account: row.followed for row in run(own_ones)}
-        if len(kept) < len(asked.held):
-            rest = sa.select(*work).where(_IS_CLAIM, is_held, is_own)
-            others = {row.account: row.followed for row in run(rest) if row.account not in kept}
+def _renew(
+    connection: sa.Connection,
+    clock: Clock,
+    *,
+    host: str,
+    held: Collection[str],
+    pollers: Collection[str],
+    given_back: Collection[str],
+    most: int,
+) -> _Found:
+    """Renew, give back and claim accounts of a host; `pollers` are those whose leases are renewed along with that."""
+    run, is_own, now = connection.execute, _claim.host == host, clock()
+    living = {row.host: row.looked_at for row in run(sa.select(hosts).where(hosts.c.until > now))}
+    # Not before the next one is due, unless the clock was set back since.
+    looks = most > 0 and not any(now - _LOOK < looked_at <= now + SETBACK for looked_at in living.values())
+    _note_host(connection, host, {"until": now + TTL} | ({"looked_at": now} if looks else {}), takes_some=most > 0)
+    if given_back:
+        is_given = _is_among(connection, _claim.account, given_back)
+        run(account_claims.update().where(_unlocked(account_claims, is_given, is_own)).values(_FREE))
+    kept, locked, seen = dict[str, int](), frozenset[str](), dict[str, tuple[str, int, int]]()
+    if held:
+        is_held = _is_among(connection, _claim.account, held)
+        renewed = account_claims.update().where(_unlocked(account_claims, is_held, is_own)).values(until=now + TTL)
+        kept = {row.account: row.work for row in run(renewed.returning(_claim.account, _claim.work))}
+        if len(kept) < len(held):
+            rest = sa.select(account_claims).where(is_held, is_own)
+            others = {row.account: row.work for row in run(rest) if row.account not in kept}
             kept, locked = kept | others, frozenset(others)
-    if asked.pollers:
-        is_poller = (_here.name == "poller", is_held, _is_among(connection, _here.holder, asked.pollers))
+    if pollers:
+        here, lease = leases.c, {"until": now + TTL, "written": now}
+        accounts, holders = (_is_among(connection, *some) for some in ((here.account, held), (here.holder, pollers)))
+        is_poller = (here.name == "poller", accounts, holders)
         # One that is locked renews itself, or gives its lease back.
-        run(leases.update().where(_unlocked(*is_poller)).values(renewed))
-        rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
+        run(leases.update().where(_unlocked(leases, *is_poller)).values(lease))
+        rows = run(sa.select(here.account, here.holder, here.followed, here.told).where(*is_poller))
         seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
-    shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
-    living = {name for name, row in shared.items() if name.startswith(_HOST) and row.until > now}
-    hosts = len(living | {own})
-    look = shared.get(_LOOK_NAME)
-    share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
-    new = _claim(connection, asked.host, now, min(asked.most, share - busy))
-    looks = takes_some and _takes_look(connection, look, now)
-    return _Found(kept, locked, new, seen, _surplus(connection, now, busy, share), looks, hosts > 1)
+    new, surplus = dict[str, int](), 0
+    if most > 0:
+        shares = _shares(connection, {*living, host}, now)
+        new = _claim_all(connection, host, list(islice(shares.allotted(host), most)), now)
+        surplus = shares.surplus(host)
+    has_rivals = bool(living.keys() - {host})
+    return _Found(kept=kept, locked=locked, new=new, pollers=seen, surplus=surplus, looks=looks, has_rivals=has_rivals)
 
 
-def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> int:
-    """Return how many accounts with work to give back now: other hosts have to start each of them anew."""
-    if busy <= share + _SLACK * share:
-        return 0
-    waiting = connection.execute(sa.select(_here.account).where(*_is_waiting(now)).limit(_MOST_WAITING)).all()
-    return min(busy - share, _MOST_GIVEN) if len(waiting) < _MOST_WAITING else 0
+def _note_host(connection: sa.Connection, host: str, row: dict[str, float], *, takes_some: bool) -> None:
+    """Write the row of a host that takes accounts; one that takes none has no row."""
+    own = _unlocked(hosts, hosts.c.host == host)
+    if not takes_some:
+        connection.execute(hosts.delete().where(own))
+    elif not connection.execute(hosts.update().where(own).values(row)).rowcount:
+        connection.execute(insert_missing(hosts, connection.dialect.name), {"host": host, **row})
 
 
-def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[str, int]:
-    """Claim accounts with work that no living host has, and end the leases there of claims before."""
-    if most <= 0:
+def _shares(connection: sa.Connection, takers: Collection[str], now: float) -> Shares:
+    busy = sa.select(_claim.host, sa.func.count().label("number")).where(_HAS_WORK, _claim.until > now)
+    loads = {row.host: int(row.number) for row in connection.execute(busy.group_by(_claim.host))}
+    waiting = sa.select(_claim.account).where(_HAS_WORK, _claim.until <= now).order_by(_claim.account)
+    return Shares(
+        loads={each: loads.get(each, 0) for each in takers},
+        waiting=connection.execute(waiting).scalars().all(),
+        leaving=sum(number for each, number in loads.items() if each not in takers),
+    )
+
+
+def _claim_all(connection: sa.Connection, host: str, accounts: Sequence[str], now: float) -> dict[str, int]:
+    """Claim accounts that no living host has, and end the leases there of claims before; return the work of each."""
+    if not accounts:
         return {}
-    run = connection.execute
-    free = sa.select(_here.account, _here.followed).where(*_is_waiting(now))
-    new = {row.account: row.followed for row in run(free.limit(most).with_for_update(skip_locked=True))}
-    if new:
-        taken = leases.update().where(_IS_CLAIM, _here.account.in_(new))
-        run(taken.values(holder=host, until=now + TTL, written=now, epoch=_here.epoch + 1))
-        # Of a dead host, or of one that gave the account back and not the lease, since the database failed just then.
-        was_claimed = _here.holder.like("%.%")
-        run(leases.update().where(_unlocked(_here.account.in_(new), ~_IS_CLAIM, was_claimed)).values(_FREE))
+    is_free = _unlocked(account_claims, _claim.account.in_(accounts), _claim.until <= now)
+    taken = account_claims.update().where(is_free).values(host=host, until=now + TTL)
+    new = {row.account: row.work for row in connection.execute(taken.returning(_claim.account, _claim.work))}
+    # Of a dead host, or of one that gave the account back and not the lease, since the database failed just then.
+    was_claimed = _unlocked(leases, leases.c.account.in_(new), leases.c.host.is_not(None))
+    connection.execute(leases.update().where(was_claimed).values(holder=None, host=None, until=0.0, written=0.0))
     return new
-
-
-def _takes_look(connection: sa.Connection, known: sa.Row[Any] | None, now: float) -> bool:
-    """Return whether the next look for work is due, and becomes this host's."""
-    if known is None:
-        connection.execute(insert_missing(leases, connection.dialect.name), {"account": "", "name": _LOOK_NAME})
-    elif now < known.until and known.written <= now + SETBACK:
-        return False
-    # A host that holds the row and stands still must not hold up the renewals of all others.
-    is_due = _unlocked(*_is(_LOOK_NAME), (_here.until <= now) | _is_ahead(now))
-    look = leases.update().where(is_due).values(until=now + _LOOK, written=now)
-    return connection.execute(look.returning(_here.name)).first() is not None
 
 
 def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -> None:
     """Write which work is due: into the claims that are there, new ones, or none any more."""
-    run, known = connection.execute, sa.select(_here.account, _here.followed).where(_IS_CLAIM)
-    noted = {row.account: row.followed for row in run(known)}
-    new = [{"account": each, "name": _CLAIM, "followed": int(due)} for each, due in work.items() if each not in noted]
+    run, now = connection.execute, clock()
+    noted = {row.account: row.work for row in run(sa.select(_claim.account, _claim.work))}
+    new = [{"account": each, "work": int(due)} for each, due in work.items() if each not in noted]
     if new:
-        run(insert_missing(leases, connection.dialect.name), new)
+        run(insert_missing(account_claims, connection.dialect.name), new)
     changed = {each: int(work.get(each, 0)) for each, due in noted.items() if due != work.get(each, 0)}
     for due in set(changed.values()):
         for some in chunks(each for each in changed if changed[each] == due):
-            run(leases.update().where(_unlocked(_IS_CLAIM, _here.account.in_(some))).values(followed=due))
-    now = clock()
-    # Counted anew, as `Lease` does it.
-    run(leases.update().where(_unlocked(_is_ahead(now))).values(until=now + _here.until - _here.written, written=now))
-    run(leases.delete().where(_unlocked(_IS_CLAIM, _here.followed == 0, _here.until <= now)))
-    is_old = (_here.account == "", _here.name.startswith(_HOST), _here.until <= now - _KEPT)
-    run(leases.delete().where(_unlocked(*is_old)))
-    run(leases.update().where(_unlocked(*_is(_LOOK_NAME))).values(followed=len(work)))
-
-
-def _is_waiting(now: float) -> Iterable[sa.ColumnElement[bool]]:
-    """Return the conditions of the accounts with work that no living host has."""
-    return _IS_CLAIM, _here.followed != 0, _here.until <= now
-
-
-def _is_ahead(now: float) -> sa.ColumnElement[bool]:
-    """Return the condition of a lease that was written before the clock was set back."""
-    return _here.written > now + SETBACK
-
-
-def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:
-    """Return the conditions of a row that belongs to no account."""
-    return _here.account == "", _here.name == name
+            run(account_claims.update().where(_unlocked(account_claims, _claim.account.in_(some))).values(work=due))
+    for table in (account_claims, hosts):
+        # Written before the clock was set back: counted anew, since its host counts by a clock of its own.
+        is_late = _unlocked(table, table.c.until > now + TTL + SETBACK)
+        run(table.update().where(is_late).values(until=now + TTL))
+    run(account_claims.delete().where(_unlocked(account_claims, ~_HAS_WORK, _claim.until <= now)))
+    run(hosts.delete().where(_unlocked(hosts, hosts.c.until <= now)))
 
 
 def _is_among(connection: sa.Connection, column: sa.Column[str], names: Collection[str]) -> sa.ColumnElement[bool]:
@@ -352,7 +328,7 @@ def _is_among(connection: sa.Connection, column: sa.Column[str], names: Collecti
     return column.in_(names)
 
 
-def _unlocked(*where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+def _unlocked(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Return a condition for those rows that nobody has locked, which are locked then: nobody waits for another."""
-    rows = sa.select(_here.account, _here.name).where(*where).with_for_update(skip_locked=True)
-    return sa.tuple_(_here.account, _here.name).in_(rows)
+    rows = sa.select(*table.primary_key).where(*where).with_for_update(skip_locked=True)
+    return sa.tuple_(*table.primary_key).in_(rows)

@@ -25,7 +25,8 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.leases import change_lease
+from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.leases import change_lease, new_holder
 from mobilemoney_async.errors import (
     APIError,
     DuplicateSuspected,
@@ -127,7 +128,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._interval = 60.0 / per_minute
         self._claim = pipeline.claim
         # A claim has one dispatcher at a time: the next one goes on, also where this one could not give the lease back.
-        self._me = pipeline.new_holder() if self._claim is None else f"{self._claim.host}.{_NAME}"
+        self._holder = new_holder(None) if pipeline.host is None else Holder(_NAME, pipeline.host)
         self._lease = _LEASE if self._claim is None else _CLAIMED
         self._leased_until = -math.inf
         self._next_at = -math.inf
@@ -292,7 +293,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _hold(self, ttl: float | None) -> bool:
         account = self._store.account
         held, _ = await self._store.database.timed(
-            lambda connection, clock: change_lease(connection, account, _NAME, by=self._me, ttl=ttl, clock=clock),
+            lambda connection, clock: change_lease(connection, account, _NAME, by=self._holder, ttl=ttl, clock=clock),
             joins=(account, _NAME),
         )
         return held

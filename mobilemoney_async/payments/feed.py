@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.errors import StoreError
@@ -336,7 +337,7 @@ class ConsumerReader:
         name, account, began = _lease_name(self._name), self._store.account, anyio.current_time()
 
         def run(connection: sa.Connection, clock: Clock) -> T | None:
-            if not change_lease(connection, account, name, by=self.me, ttl=_LEASE, clock=clock):
+            if not change_lease(connection, account, name, by=Holder(self.me), ttl=_LEASE, clock=clock):
                 return None
             return work(self._table(connection))
 
@@ -390,7 +391,7 @@ async def leave_consumers(store: AccountStore, *holders: str, is_closed: bool = 
 
     def leave(connection: sa.Connection, clock: Clock) -> None:
         for me, name in names.items():
-            had = change_lease(connection, store.account, _lease_name(name), by=me, ttl=None, clock=clock)
+            had = change_lease(connection, store.account, _lease_name(name), by=Holder(me), ttl=None, clock=clock)
             if had and is_closed:
                 ConsumerTable(Journal(connection, store.account), name).close()
 

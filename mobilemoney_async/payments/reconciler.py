@@ -24,7 +24,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.leases import change_lease, while_renewed
+from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
 from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -76,7 +76,7 @@ class Reconciler:
         self._store = store
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
-        self._name = pipeline.new_holder()
+        self._holder = new_holder(pipeline.host)
         self._memory = store.reconciling
         self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
 
@@ -165,7 +165,7 @@ class Reconciler:
     async def _hold(self, ttl: float | None) -> bool:
         held, _ = await self._store.database.timed(
             lambda connection, clock: change_lease(
-                connection, self._store.account, "reconcile", by=self._name, ttl=ttl, clock=clock
+                connection, self._store.account, "reconcile", by=self._holder, ttl=ttl, clock=clock
             )
         )
         return held

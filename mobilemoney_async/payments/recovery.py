@@ -27,7 +27,8 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.leases import change_lease, while_renewed
+from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
 from mobilemoney_async.database.schema import accounts, lock_row, payments, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
@@ -221,10 +222,10 @@ class Recovery:
         Raises:
             _UnreadableError: The list did not allow it, or not in time.
         """
-        name, pause = self._pipeline.new_holder(), _FIRST_PAUSE
+        holder, pause = new_holder(self._pipeline.host), _FIRST_PAUSE
         try:
             with anyio.fail_after(patience):
-                while not await self._hold(name, _LEASE):
+                while not await self._hold(holder, _LEASE):
                     await anyio.sleep(pause)
                     pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
                     facts = await self.binding.read()
@@ -236,17 +237,17 @@ class Recovery:
             raise _UnreadableError(_UNREADABLE) from None
         try:
             await while_renewed(
-                lambda: self._compare(facts, why, patience), lambda: self._hold(name, _LEASE), every=_LEASE / 3
+                lambda: self._compare(facts, why, patience), lambda: self._hold(holder, _LEASE), every=_LEASE / 3
             )
         finally:
             # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
-            await shielded(lambda: self._hold(name, None), timeout=_LEASE, ignored=StoreError)
+            await shielded(lambda: self._hold(holder, None), timeout=_LEASE, ignored=StoreError)
         return True
 
-    async def _hold(self, name: str, ttl: float | None) -> bool:
+    async def _hold(self, holder: Holder, ttl: float | None) -> bool:
         held, _ = await self._store.database.timed(
             lambda connection, clock: change_lease(
-                connection, self._store.account, "recovery", by=name, ttl=ttl, clock=clock
+                connection, self._store.account, "recovery", by=holder, ttl=ttl, clock=clock
             )
         )
         return held

@@ -14,7 +14,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
-from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED, TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
 from mobilemoney_async.database.serialization import dump, load
@@ -68,11 +68,11 @@ class LoginRow:
         state = self.state if refused is None else refused(self.state, now)
         needs_login = state.fresh(now) is None and state.refusal(now) is None
         logs_in = may_log_in and needs_login and not self.is_busy(me, now)
-        return LoginRow(state, self.lease.taken(me, now, ttl) if logs_in else self.lease), logs_in
+        return LoginRow(state, self.lease.taken(Holder(me), now, ttl) if logs_in else self.lease), logs_in
 
     def kept(self, me: str, now: float, *, ttl: float) -> LoginRow:
         """Return the row after the process that logs in has renewed its lease."""
-        return attrs.evolve(self, lease=self.lease.taken(me, now, ttl)) if self.lease.holder == me else self
+        return attrs.evolve(self, lease=self.lease.taken(Holder(me), now, ttl)) if self.lease.holder == me else self
 
     def finished(self, me: str, now: float, change: Change) -> LoginRow:
         """Return the row after a login has ended, well or not, as `change` says.
@@ -81,7 +81,7 @@ class LoginRow:
         """
         if self.lease.holder != me and self.state.fresh(now) is not None:
             return self
-        return LoginRow(change(self.state, now), self.lease.released(me))
+        return LoginRow(change(self.state, now), self.lease.released(Holder(me)))
 
 
 @attrs.frozen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Awaitable, Callable, Container, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +12,9 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.pipeline import Claim, Pipeline
+from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.leases import new_holder
 from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.account_store import AccountStore
@@ -41,9 +42,9 @@ def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> Sto
     feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True, utcnow=pipeline.utcnow)
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
-    fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed)
+    holder = new_holder(pipeline.host)
+    fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed, holder=holder)
     if pipeline.claim is not None:
-        fleet.follower = pipeline.new_holder()
         fleet.claim, fleet.ttl, fleet.poll = pipeline.claim, _CLAIMED, fleet.listening_poll
     return fleet
 
@@ -69,8 +70,10 @@ class StoreFleet:
         utcnow: Callable[[], datetime],
         require_own: Callable[[], Awaitable[object]] = checkpoint,
         feed: ChangePages | None = None,
+        holder: Holder | None = None,
     ) -> None:
-        self.follower: str = uuid.uuid4().hex
+        self._holder = holder or new_holder(None)
+        self.follower: str = self._holder.name
         self.database: Database = database
         self._account = account
         self._utcnow = utcnow
@@ -160,7 +163,7 @@ class StoreFleet:
             row = tables.lock(journal)
             tables.write_news(journal, row, news, at=at, is_holder=row.lease.holder == self.follower)
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
-            row.lease = row.lease.released(self.follower)
+            row.lease = row.lease.released(self._holder)
             tables.save(journal, row)
             tables.notify(journal, POLLERS, f"{self._topic}:{_NEWS}{self.follower}")
 
@@ -213,7 +216,7 @@ class StoreFleet:
         ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
         before = attrs.evolve(row)
         if wants_lease:
-            row.lease = row.lease.taken(self.follower, now, self.ttl if self.claim is None else self.claim.ttl)
+            row.lease = row.lease.taken(self._holder, now, self.ttl if self.claim is None else self.claim.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
         tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
@@ -256,7 +259,7 @@ class StoreFleet:
         after = self._followed if row.lease.epoch == self._epoch else 0
         changes = tables.read_followed(journal, after=after, ahead=ahead)
         if not wants_lease and not changes:
-            row.lease = row.lease.released(self.follower)
+            row.lease = row.lease.released(self._holder)
         return changes
 
     def _concerns_us(self, notice: str) -> bool:

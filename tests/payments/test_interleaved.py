@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, MobileMoneyError, TransactionStatus, TransactionType
+from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.database.schema import (
     batch_lines,
@@ -170,7 +171,7 @@ def import_as(key: str) -> Work:
 def hold(by: str, ttl: float | None) -> Work:
     """Take the lease for reading as a consumer, or give it back."""
     return lambda journal: change_lease(
-        journal.connection, journal.account, "consumer:books", by=by, ttl=ttl, clock=lambda: 100.0
+        journal.connection, journal.account, "consumer:books", by=Holder(by), ttl=ttl, clock=lambda: 100.0
     )
 
 

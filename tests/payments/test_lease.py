@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import StoreError
-from mobilemoney_async.database.clock import SETBACK, Lease
+from mobilemoney_async.database.clock import SETBACK, Holder, Lease
 from mobilemoney_async.database.leases import change_lease, read_lease, while_renewed
 from mobilemoney_async.database.schema import leases
 from mobilemoney_async.database.url import make_engine, read_url
 
 TTL = 4.0
+A, B = Holder("a"), Holder("b")
 
 
 def test_the_first_who_asks_has_it() -> None:
     """A free lease goes to the process that asks, for its time."""
-    lease = Lease().taken("a", 100.0, TTL)
+    lease = Lease().taken(A, 100.0, TTL)
     assert lease == Lease(holder="a", epoch=1, until=104.0, written=100.0)
     assert lease.ends_at(103.9) == 104.0
     assert lease.ends_at(104.0) is None
@@ -28,34 +29,34 @@ def test_the_first_who_asks_has_it() -> None:
 
 def test_its_holder_renews_it() -> None:
     """The holder keeps it by asking again, also late, as long as no other has asked; it did not change hands."""
-    lease = Lease().taken("a", 100.0, TTL)
-    assert lease.taken("a", 101.0, TTL) == Lease(holder="a", epoch=1, until=105.0, written=101.0)
-    assert lease.taken("a", 500.0, TTL) == Lease(holder="a", epoch=1, until=504.0, written=500.0)
+    lease = Lease().taken(A, 100.0, TTL)
+    assert lease.taken(A, 101.0, TTL) == Lease(holder="a", epoch=1, until=105.0, written=101.0)
+    assert lease.taken(A, 500.0, TTL) == Lease(holder="a", epoch=1, until=504.0, written=500.0)
 
 
 def test_another_gets_it_when_it_has_run_out() -> None:
     """A process that asks too early changes nothing; once it has run out it changes hands."""
-    lease = Lease().taken("a", 100.0, TTL)
-    assert lease.taken("b", 103.9, TTL) is lease
-    assert lease.taken("b", 104.0, TTL) == Lease(holder="b", epoch=2, until=108.0, written=104.0)
+    lease = Lease().taken(A, 100.0, TTL)
+    assert lease.taken(B, 103.9, TTL) is lease
+    assert lease.taken(B, 104.0, TTL) == Lease(holder="b", epoch=2, until=108.0, written=104.0)
 
 
 def test_it_can_be_given_back() -> None:
     """Only the holder can give it back; the next one has it at once."""
-    lease = Lease().taken("a", 100.0, TTL)
-    assert lease.released("b") is lease
-    free = lease.released("a")
+    lease = Lease().taken(A, 100.0, TTL)
+    assert lease.released(B) is lease
+    free = lease.released(A)
     assert free.ends_at(100.0) is None
-    assert free.taken("b", 100.0, TTL) == Lease(holder="b", epoch=2, until=104.0, written=100.0)
-    assert free.taken("a", 100.0, TTL).epoch == 2
+    assert free.taken(B, 100.0, TTL) == Lease(holder="b", epoch=2, until=104.0, written=100.0)
+    assert free.taken(A, 100.0, TTL).epoch == 2
 
 
 @pytest.mark.parametrize("back", [0.5, 2.0, 30.0, 1_000_000.0])
 def test_a_clock_that_goes_back_prolongs_it_once_at_most(back: float) -> None:
     """PostgreSQL's is set, that of a host restarts with it: whoever asks counts the lease anew, from then on."""
-    lease, now = Lease().taken("a", 2_000_000.0, TTL), 2_000_000.0 - back
-    assert lease.taken("b", now, TTL).holder == "a"
-    assert lease.taken("b", now, TTL).taken("b", now + TTL + SETBACK, TTL).holder == "b"
+    lease, now = Lease().taken(A, 2_000_000.0, TTL), 2_000_000.0 - back
+    assert lease.taken(B, now, TTL).holder == "a"
+    assert lease.taken(B, now, TTL).taken(B, now + TTL + SETBACK, TTL).holder == "b"
 
 
 @attrs.define
@@ -90,12 +91,12 @@ def test_never_two_at_once(script: list[tuple[str, str, float, float]]) -> None:
             began = now
             now += latency
             before = lease
-            lease = lease.taken(name, now - back, TTL)
+            lease = lease.taken(Holder(name), now - back, TTL)
             assert lease.epoch >= before.epoch
             assert (lease.epoch > before.epoch) == (lease.holder != before.holder)
             holders[name].until = began + TTL if lease.holder == name else 0.0
         elif what == "release":
-            lease = lease.released(name)
+            lease = lease.released(Holder(name))
             holders[name].until = 0.0
         assert sum(holder.until > now for holder in holders.values()) <= 1
 
@@ -110,7 +111,7 @@ def test_a_lease_in_the_database_is_one_account_s_and_one_task_s(store_url: str)
 
     def ask(by: str, ttl: float | None = TTL, *, account: str = "one", name: str = "poller") -> bool:
         with engine.begin() as connection:
-            return change_lease(connection, account, name, by=by, ttl=ttl, clock=lambda: now)
+            return change_lease(connection, account, name, by=Holder(by), ttl=ttl, clock=lambda: now)
 
     def rows() -> dict[tuple[str, str], Lease]:
         with engine.connect() as connection:

@@ -39,7 +39,7 @@ from tests.payments.test_unclaimed_transactions import test_the_list_of_unclaime
 from tests.support.databases import Postgres, partition
 
 # Small and the same for all accounts, or of one account and in one row: not partitioned.
-PLAIN = {"mobilemoney_schema", "mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_logins"}
+PLAIN = {f"mobilemoney_{name}" for name in ("schema", "leases", "hosts", "account_claims", "budgets", "logins")}
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from mobilemoney_async.client import claimed
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.schema import METADATA, leases, payments
+from mobilemoney_async.database.schema import METADATA, account_claims, hosts, leases, payments
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker
@@ -223,7 +223,7 @@ async def test_a_cancelled_worker_gives_its_accounts_back(platform: Platform) ->
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         assert not worker.accounts
-        claims = sa.select(leases.c.account, leases.c.holder).where(leases.c.name == "worker")
+        claims = sa.select(account_claims.c.account, account_claims.c.host)
         assert sorted(execute(platform.url, claims)) == [(each, None) for each in shops(2)]
 
 
@@ -239,9 +239,9 @@ async def test_merchants_that_are_closed_end_their_worker_first(platform: Platfo
             asked = len(platform.asked)
             await anyio.sleep(60)
             assert len(platform.asked) == asked
-        rows = execute(platform.url, sa.select(leases.c.account, leases.c.name, leases.c.holder))
-        assert {account: holder for account, name, holder in rows if name == "worker"} == dict.fromkeys(shops(2))
-        assert not [name for _, name, _ in rows if name.startswith("worker ")]
+        claims = sa.select(account_claims.c.account, account_claims.c.host)
+        assert sorted(execute(platform.url, claims)) == [(each, None) for each in shops(2)]
+        assert not execute(platform.url, sa.select(hosts))
         with pytest.raises(InvalidRequest, match="merchants must be open"):
             async with working.worker():
                 raise AssertionError
@@ -277,7 +277,7 @@ async def test_a_worker_for_another_service_is_refused_before_it_takes_anything(
                 async with other.worker():
                     raise AssertionError
     assert len(caplog.messages) == 2
-    assert execute(store_url, sa.select(leases.c.name).where(leases.c.name.startswith("worker"))) == []
+    assert execute(store_url, sa.select(hosts)) == execute(store_url, sa.select(account_claims)) == []
     assert platform.asked == []
     async with platform.merchants("one", base_url=same) as merchants, merchants.worker() as worker:
         while not worker.accounts:
@@ -656,8 +656,8 @@ async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_
     await renew(dead)
     claim = dead.held["shop-00"]
     claim.require()
-    holders = {"reconcile": f"{dead.host}.1", "poller": f"{dead.host}.2", "other": "gone.3", "dispatcher": "0" * 32}
-    values = [{"account": "shop-00", "name": name, "holder": holder} for name, holder in holders.items()]
+    holders = {"reconcile": dead.host, "poller": dead.host, "other": "gone", "dispatcher": None}
+    values = [{"account": "shop-00", "name": name, "holder": "0" * 32, "host": host} for name, host in holders.items()]
     execute(sqlite_file_url, leases.insert(), values)
     await anyio.sleep(TTL - 1)
     await renew(other)
@@ -671,7 +671,7 @@ async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_
     renewal = await renew(dead)
     assert {each.account for each in renewal.lost} == set(shops(3))
     held = sa.select(leases.c.name).where(leases.c.account == "shop-00", leases.c.holder.is_not(None))
-    assert sorted(execute(sqlite_file_url, held)) == [("dispatcher",), ("worker",)]
+    assert sorted(execute(sqlite_file_url, held)) == [("dispatcher",)]
 
 
 @pytest.mark.parametrize("back", [3.0, 30.0, 300.0])
@@ -699,22 +699,19 @@ async def test_a_clock_that_goes_back_keeps_no_account_waiting(
     assert caplog.text.count("the clock of the database has gone back by") == 1
 
 
-async def test_a_host_that_stands_still_during_its_look_holds_up_nobody(postgres_url: str) -> None:
-    """Renewals and looks of others pass by the row that it has locked."""
+async def test_a_host_that_stands_still_during_its_renewal_holds_up_nobody(postgres_url: str) -> None:
+    """Renewals and looks of others pass by the rows that it has locked; one host looks in two seconds."""
     await with_work(postgres_url, 2)
-    claims = claims_of(postgres_url)
-    await renew(claims)
-    await renew(claims)
-    row = leases.c.account == "", leases.c.name == "work"
-    execute(postgres_url, leases.update().where(*row).values(until=0.0))
-    engine = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
-    with engine.begin() as connection:
-        assert connection.execute(sa.select(leases).where(*row).with_for_update()).one()
-        renewal = await claims.renew(given_back=[], most=100)
-        assert not renewal.looks
-        assert sorted(claims.held) == shops(2)
+    claims, still = claims_of(postgres_url), claims_of(postgres_url)
+    await renew(still, most=1)
+    assert not (await claims.renew(given_back=[], most=100)).looks
+    assert len(claims.held) == 1
+    execute(postgres_url, hosts.update().values(looked_at=0.0))  # as after two seconds
+    with locked(postgres_url, hosts, {"host": still.host}):
+        assert (await claims.renew(given_back=[], most=100)).looks
         await claims.look()
-    assert (await claims.renew(given_back=[], most=100)).looks
+        assert not (await still.renew(given_back=[], most=1)).looks
+    assert sorted([*claims.held, *still.held]) == shops(2)
 
 
 @contextmanager
@@ -738,6 +735,7 @@ async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypa
             client = await merchants.client(account)
             async with client.poller(resume=True):
                 await pay(merchants, [account])
+                await anyio.sleep(1)  # until it has its lease
         await enqueue(merchants, shops(2))
         claims, other = claims_of(postgres_url), claims_of(postgres_url)
         for each in (claims, claims, other):
@@ -748,7 +746,7 @@ async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypa
             (table, dict(row._mapping))
             for table in tables
             for row in execute(postgres_url, sa.select(*table.primary_key))
-            if row.account != "shop-01"
+            if getattr(row, "account", "") != "shop-01"
         ]
         assert {table.name for table, _ in rows} > {"mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_accounts"}
         for table, key in rows:
@@ -767,7 +765,7 @@ async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypa
                     assert (await poller.wait(made)).succeeded
                 await client.payments.reconcile()
                 assert [each async for each in client.payments.changes(limit=1)]
-    with locked(postgres_url, leases, {"account": "shop-00", "name": "worker"}):
+    with locked(postgres_url, account_claims, {"account": "shop-00"}):
         await claims.leave()
 
 
@@ -801,7 +799,7 @@ async def test_a_locked_claim_ends_alone(postgres_url: str) -> None:
     claims = claims_of(postgres_url)
     await renew(claims)
     await renew(claims)
-    with locked(postgres_url, leases, {"account": "shop-00", "name": "worker"}):
+    with locked(postgres_url, account_claims, {"account": "shop-00"}):
         for _ in range(round(TTL)):
             await anyio.sleep(1)
             assert not (await renew(claims)).lost

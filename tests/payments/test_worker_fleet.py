@@ -36,11 +36,11 @@ UNDER_WAY = 5.0
 NOTE_HOSTS = """
 CREATE TABLE hosts (account text, host text, at float8);
 CREATE FUNCTION note_host() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  INSERT INTO hosts VALUES (NEW.account, NEW.holder, extract(epoch FROM clock_timestamp()));
+  INSERT INTO hosts VALUES (NEW.account, NEW.host, extract(epoch FROM clock_timestamp()));
   RETURN NULL;
 END $$;
-CREATE TRIGGER note_host AFTER UPDATE ON mobilemoney_leases FOR EACH ROW
-  WHEN (NEW.name = 'worker' AND NEW.holder IS DISTINCT FROM OLD.holder) EXECUTE FUNCTION note_host();
+CREATE TRIGGER note_host AFTER UPDATE ON mobilemoney_account_claims FOR EACH ROW
+  WHEN (NEW.host IS DISTINCT FROM OLD.host) EXECUTE FUNCTION note_host();
 """
 
 

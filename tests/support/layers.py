@@ -94,6 +94,7 @@ PURE = (
     "polling.scoring",
     "polling.tracked",
     "resources.page_choice",
+    "merchants.shares",
     "sharing.budget",
     "database.serialization",
     "database.clock",
