@@ -8,22 +8,19 @@ from typing import Any
 import anyio
 import pytest
 
-from mobilemoney_async import LoginAuth, OutcomeUnknown, RateLimiter, RetryPolicy, SQLStore, TransactionNotFound
+from mobilemoney_async import LoginAuth, RetryPolicy, SQLStore, TransactionNotFound
 from mobilemoney_async.events import (
     AttemptEnded,
     Event,
-    LimiterWaited,
     PaymentFinal,
     PaymentFollowed,
     PaymentGivenUp,
-    PaymentUnknown,
     PollerAsked,
     PollerClosed,
-    RetryScheduled,
     TokenRenewed,
 )
 from mobilemoney_async.sandbox import Sandbox
-from tests.support.fakes import EMAIL, NOON, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script
+from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script
 from tests.support.server import Response
 
 GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
@@ -31,23 +28,6 @@ GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"conte
 
 def of(kind: type, events: list[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, kind)]
-
-
-async def test_each_attempt_is_an_event_and_so_is_each_retry() -> None:
-    """Requests, failures and pauses can be counted without reading logs."""
-    events: list[Event] = []
-    async with make_client(FakeTransport(script(GARBAGE)), on_event=events.append) as client:
-        await client.transactions.get("tx-1")
-    first, retry, second = events
-    assert isinstance(first, AttemptEnded) and isinstance(retry, RetryScheduled) and isinstance(second, AttemptEnded)
-    assert (first.path, first.status_code, first.outcome) == (
-        "/payment-service/transaction/{transaction_id}",
-        502,
-        "unknown",
-    )
-    assert first.error == retry.error == "ServerError"
-    assert 0.25 <= retry.delay <= 0.5
-    assert (second.attempt, second.status_code, second.outcome, second.error) == (2, 200, "answered", None)
 
 
 async def test_a_refusal_is_told_from_a_failure() -> None:
@@ -60,32 +40,6 @@ async def test_a_refusal_is_told_from_a_failure() -> None:
     (ended,) = events
     assert isinstance(ended, AttemptEnded)
     assert (ended.outcome, ended.error) == ("refused", "TransactionNotFound")
-
-
-async def test_waiting_for_the_limit_is_an_event() -> None:
-    """You can plot the time that requests wait for the limit."""
-    events: list[Event] = []
-    limiter = RateLimiter(per_minute=60, burst=1)
-    async with make_client(FakeTransport(), rate_limiter=limiter, on_event=events.append) as client:
-        await client.transactions.get("tx-1")
-        assert of(LimiterWaited, events) == []
-        await client.transactions.get("tx-1")
-    (waited,) = of(LimiterWaited, events)
-    assert isinstance(waited, LimiterWaited)
-    assert waited.lane == "LOOKUP"
-    assert 0.9 < waited.waited < 1.2
-
-
-async def test_a_login_is_an_event() -> None:
-    """Renewals, and those that fail, can be counted; nothing of them is secret."""
-    events: list[Event] = []
-    async with make_client(FakeTransport(), auth=LoginAuth(EMAIL, PASSWORD), on_event=events.append) as client:
-        await client.transactions.get("tx-1")
-    (renewed,) = of(TokenRenewed, events)
-    assert isinstance(renewed, TokenRenewed)
-    assert renewed.error is None
-    assert PASSWORD not in repr(events)
-    assert EMAIL not in repr(events)
 
 
 async def test_a_login_that_is_cut_short_is_not_told_as_a_success() -> None:
@@ -102,18 +56,6 @@ async def test_a_login_that_is_cut_short_is_not_told_as_a_success() -> None:
     (renewed,) = of(TokenRenewed, events)
     assert isinstance(renewed, TokenRenewed)
     assert renewed.error in {"CancelledError", "Cancelled"}
-
-
-async def test_a_payment_of_which_nobody_knows_is_an_event() -> None:
-    """An unknown payment is reported once, with its key and without its phone number."""
-    events: list[Event] = []
-    async with make_client(FakeTransport(script(GARBAGE)), on_event=events.append) as client:
-        with pytest.raises(OutcomeUnknown) as caught:
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-    key = caught.value.idempotency_key
-    assert of(PaymentUnknown, events) == [PaymentUnknown(idempotency_key=key, sent_at=NOON, error="ServerError")]
-    assert of(RetryScheduled, events) == []  # it is never sent again
-    assert PHONE_NUMBER[1:] not in repr(events)
 
 
 STRANGER = "txn_" + "0" * 20

@@ -440,6 +440,7 @@ async def test_the_figures_of_events_are_those_of_the_clock() -> None:
         LimiterWaited(lane="LOOKUP", waited=0.75),
         AttemptEnded(**call, attempt=3, status_code=200, outcome="answered", error=None, duration=1.5),
     ]
+    assert not any(secret in repr(events) for secret in (EMAIL, PASSWORD, "login-token"))
 
 
 async def test_a_payment_with_an_unknown_result_is_one_event() -> None:
@@ -452,6 +453,7 @@ async def test_a_payment_with_an_unknown_result_is_one_event() -> None:
     assert [each for each in events if not isinstance(each, AttemptEnded)] == [
         PaymentUnknown(idempotency_key=key, sent_at=NOON, error="ServerError")
     ]
+    assert PHONE_NUMBER[1:] not in repr(events)
 
 
 async def test_the_figures_of_an_attempt_without_an_answer() -> None:

@@ -297,24 +297,6 @@ def test_a_place_given_back_in_a_full_window_is_free_again() -> None:
     assert bucket.ready_at() <= now
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.1, JITTER])
-def test_ninety_nine_percent_of_the_allowed_rate_is_used(jitter: float) -> None:
-    """Ten minutes of saturation send 99 % of the 600 requests that the contract allows in any ten minutes."""
-    bucket, now, count = make_bucket(jitter), 0.0, 0
-    while (now := grant(bucket, now)) < 600:
-        count += 1
-    assert 594 <= count <= 600
-
-
-def test_afterwards_it_goes_on_at_the_steady_rate() -> None:
-    """After a hold one request goes at its very end, then one a second: the service's bucket was empty."""
-    bucket = make_bucket()
-    bucket.take(0.0)
-    bucket.hold(30.0)
-    times = [grant(bucket, 0.0) for _ in range(5)]
-    assert times == pytest.approx([30, 31, 32, 33, 34])
-
-
 def test_a_shorter_hold_does_not_end_a_longer_one() -> None:
     bucket = make_bucket()
     bucket.hold(30.0)
@@ -348,12 +330,6 @@ def test_a_hold_forgets_nothing_that_the_bucket_knew() -> None:
             bucket.take(0.0)
     held.hold(0.2)
     assert held.ready_at() >= plain.ready_at()
-
-
-def test_a_slow_limit_still_lets_one_through() -> None:
-    """Fewer than one request in a window means one in a window, at the bucket's pace."""
-    bucket = Bucket(per_minute=0.5, burst=10, window=60, jitter=0)
-    assert [grant(bucket, 0.0) for _ in range(3)] == pytest.approx([0, 120, 240])
 
 
 @pytest.mark.parametrize(("per_minute", "lookup", "bulk"), [(60, 9, 27), (600, 9.9, 29.7), (6, 90, 270)])

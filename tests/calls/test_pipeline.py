@@ -219,8 +219,10 @@ async def test_a_call_that_was_rejected_keeps_its_turn(refused: Response) -> Non
     assert sent[0] == sent[1]
 
 
-async def test_a_rejection_without_retry_after_waits_a_growing_while() -> None:
-    transport = FakeTransport(script(*[refusal("RATE_LIMIT_EXCEEDED", 429)] * 3))
+@pytest.mark.parametrize("asked", [None, 0])
+async def test_a_rejection_without_retry_after_waits_a_growing_while(asked: int | None) -> None:
+    """A service that answers 0 is not asked in a circle either."""
+    transport = FakeTransport(script(*[refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=asked)] * 3))
     await look_up(make_client(transport))
     times = [sent.at for sent in transport.sent]
     pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
