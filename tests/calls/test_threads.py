@@ -4,14 +4,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import trio
 
-from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter, SQLStore
+from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
 from tests.contract import samples
 from tests.support.fakes import (
@@ -19,7 +18,6 @@ from tests.support.fakes import (
     EMAIL,
     LOGIN,
     PASSWORD,
-    PHONE_NUMBER,
     FakeTransport,
     Sent,
     Step,
@@ -152,24 +150,6 @@ def test_a_wait_for_a_login_that_is_given_up_leaves_nothing_behind() -> None:
 
     for _ in range(2):
         asyncio.run(hold())
-
-
-@pytest.mark.slow
-def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> None:
-    """What the error recommends."""
-    store, service = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}"), Service()
-    service.another_ended.set()
-
-    async def work(number: int) -> str:
-        auth = LoginAuth(EMAIL, PASSWORD)
-        async with AsyncClient(BASE_URL, auth=auth, transport=service, store=store, rate_limiter=wide()) as client:
-            answer = await client.collections.create(
-                phone_number=PHONE_NUMBER, amount=1000 + number, idempotency_key=f"order-{number}"
-            )
-            return answer.transaction_id
-
-    results = in_threads(work)
-    assert len({each for each in results if isinstance(each, str)}) == THREADS, results
 
 
 def wide() -> RateLimiter:

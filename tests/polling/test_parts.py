@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.polling.list_model import ListFreshness, ListModel, ServerClock
-from mobilemoney_async.polling.pacing import Backoff, HintThrottle, Pacer
+from mobilemoney_async.polling.pacing import Backoff, Pacer
 from mobilemoney_async.polling.scoring import Estimator
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.resources.page_choice import PageSweep
@@ -177,15 +177,6 @@ def test_a_gap_in_the_traffic_is_not_a_lack_of_history() -> None:
     pacer.queue_at(0.0, usage(0, history=0.0))
     pacer.sent(100.0, 0.0)
     assert pacer.queue_at(100.0, usage(51, history=48.0)) == pytest.approx(106.7, abs=0.05)
-
-
-def test_hints_are_five_at_once_and_one_a_second() -> None:
-    """The allowance refills, up to its size."""
-    hints = HintThrottle()
-    assert [hints.take(100.0) for _ in range(7)] == [True] * 5 + [False] * 2
-    assert hints.take(101.0)
-    assert not hints.take(101.5)
-    assert sum(hints.take(1000.0) for _ in range(7)) == 5
 
 
 def test_rests_double_up_to_their_longest() -> None:

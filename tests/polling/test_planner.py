@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus, WaitTimeout
-from mobilemoney_async.errors import InvalidTransactionId, ServerError
+from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus
+from mobilemoney_async.errors import InvalidTransactionId
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page
 from tests.support.paper import ListOrder, Paper, PaperService, drive
@@ -52,15 +52,6 @@ def test_a_look_is_saved_until_it_tells_something() -> None:
     for look, allowed in enumerate(LOOKS[:7]):
         assert sum(at < allowed - 0.01 for at in asked) <= 20 * look, "ahead of the schedule"
     assert len(asked) <= 20 * 7
-
-
-def test_tracking_twice_is_once() -> None:
-    """A payment that is tracked already is left as it is."""
-    planner = Planner(ADVISED)
-    assert planner.track("txn-1", 0.0, is_new=True, deadline=math.inf)
-    assert not planner.track("txn-1", 0.5, is_new=False, deadline=1.0)
-    assert len(planner) == 1
-    assert planner.give_up_at() == math.inf
 
 
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
@@ -165,34 +156,6 @@ def test_a_payment_that_was_shown_is_never_not_found() -> None:
     assert planner.refuse(sent, TransactionNotFound("no", status_code=404), 500.0) == []
     assert planner.refuse(sent, InvalidTransactionId("no", status_code=400), 500.0) == []
     assert "txn-1" in planner
-
-
-def test_an_unknown_status_is_never_final() -> None:
-    """A state that the contract does not list keeps the payment pending."""
-    planner = Planner(ADVISED)
-    planner.track("txn-1", 0.0, is_new=True, deadline=math.inf)
-    row = Paper(id="txn-1", created_at=0.0, ends_at=1.0, status=TransactionStatus("UNDER_REVIEW")).row(2.0)
-    assert planner.take_transaction(planner.send(Lookup("txn-1"), 2.0), row, 2.0) == []
-    assert len(planner) == 1
-
-
-def test_giving_up_returns_the_latest_state() -> None:
-    """At its deadline a payment ends as a time-out, with the transaction as last seen."""
-    planner = Planner(ADVISED)
-    planner.track("txn-1", 0.0, is_new=True, deadline=50.0)
-    planner.track("txn-2", 0.0, is_new=True, deadline=60.0)
-    row = stuck(1).row(2.0)
-    planner.take_transaction(planner.send(Lookup("txn-1"), 2.0), row, 2.0)
-    assert planner.give_up_at() == 50.0
-    assert planner.give_up(49.9) == []
-    (ending,) = planner.give_up(50.0)
-    assert isinstance(ending.error, WaitTimeout)
-    assert ending.error.transaction == row
-    (ending,) = planner.give_up(60.0)
-    assert isinstance(ending.error, WaitTimeout)
-    assert ending.error.transaction is None
-    assert len(planner) == 0
-    assert planner.choose(1000.0) is None
 
 
 def test_a_payment_that_was_given_up_may_be_tracked_again() -> None:
@@ -333,7 +296,7 @@ def test_where_callbacks_arrive_looks_are_saved() -> None:
 
 
 def test_forged_hints_cost_little() -> None:
-    """A thousand hints in ten seconds cost fifteen requests at most, and unknown ids none."""
+    """A thousand hints in ten seconds cost as many requests as five at once and one a second, and unknown ids none."""
     planner = Planner(ADVISED)
     service = PaperService(page_size=1)  # the worst case: no page shows two of them
     for number in range(1000):
@@ -343,7 +306,7 @@ def test_forged_hints_cost_little() -> None:
     for tick in range(1000):
         assert not planner.hint(f"forged-{tick}", 30 + tick / 100)
         believed += planner.hint(f"txn-{tick}", 30 + tick / 100)
-    assert believed <= 15
+    assert believed == 5 + 9
 
 
 def test_requests_on_their_way_are_not_made_again() -> None:
@@ -361,14 +324,6 @@ def test_requests_on_their_way_are_not_made_again() -> None:
     assert planner.choose(2.5) == Page(1)
     planner.send(Page(1), 2.5)
     assert planner.choose(2.6) is None
-
-
-def test_a_service_error_about_one_lookup_is_no_ending() -> None:
-    """Refusals other than for the id itself end nothing."""
-    planner = Planner(ADVISED)
-    planner.track("txn-1", 0.0, is_new=False, deadline=math.inf)
-    assert planner.refuse(planner.send(Lookup("txn-1"), 0.0), ServerError("broken", status_code=500), 500.0) == []
-    assert len(planner) == 1
 
 
 def test_a_list_without_an_order_is_not_searched_on_one_page_for_ever() -> None:
