@@ -3,13 +3,12 @@
 import json
 from typing import Any
 
-import attrs
 import pytest
 
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.messages import Reply, Wire
+from mobilemoney_async.sandbox.messages import Wire
 from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import Rule
 from tests.sandbox.service import SUCCEEDS, Service
@@ -21,27 +20,6 @@ def script(
     service: Service, *scripted: Fault, on: str | None = None, times: int | None = 1, probability: float = 1.0
 ) -> Rule:
     return service.engine.script.add(Rule(faults=scripted, on=on, times=times, probability=probability))
-
-
-@pytest.mark.parametrize(
-    ("fault", "wire", "processed"),
-    [
-        (faults.refused(), Wire.REFUSED, False),
-        (faults.drop(processed=False), Wire.CLOSED, False),
-        (faults.drop(processed=True), Wire.CLOSED, True),
-        (faults.drop(processed=False, reset=True), Wire.RESET, False),
-        (faults.drop(processed=True, reset=True), Wire.RESET, True),
-        (faults.lost(processed=False), Wire.LOST, False),
-        (faults.lost(processed=True), Wire.LOST, True),
-        (faults.truncated(), Wire.TRUNCATED, True),
-    ],
-)
-def test_answers_that_do_not_arrive(service: Service, fault: Fault, wire: Wire, processed: bool) -> None:
-    script(service, fault)
-    reply = service.collect().reply
-    assert (reply.wire, reply.fault) == (wire, fault.name)
-    assert len(service.engine.book.payments) == processed
-    assert service.collect().reply.wire is Wire.ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -60,13 +38,6 @@ def test_answers_that_are_none(service: Service, fault: Fault, status: int, cont
     reply = service.collect().reply
     assert (reply.status, reply.content_type) == (status, content_type)
     assert len(service.engine.book.payments) == processed
-
-
-def test_a_truncated_body_declares_its_whole_length() -> None:
-    reply = Reply(body=b"0123456789", wire=Wire.TRUNCATED)
-    assert dict(reply.headers)["content-length"] == "10"
-    assert reply.sent_body == b"01234"
-    assert attrs.evolve(reply, wire=Wire.ANSWERED).sent_body == reply.body
 
 
 def test_documented_rejections_on_demand() -> None:

@@ -29,6 +29,7 @@ def http(sandbox: Sandbox, timeout: float | None = 7.0) -> httpx.AsyncClient:
         (faults.refused(), httpx.ConnectError, 0.0, False),
         (faults.drop(processed=False), httpx.RemoteProtocolError, 0.0, False),
         (faults.drop(processed=True), httpx.RemoteProtocolError, 0.0, True),
+        (faults.drop(processed=False, reset=True), httpx.ReadError, 0.0, False),
         (faults.drop(processed=True, reset=True), httpx.ReadError, 0.0, True),
         (faults.lost(processed=False), httpx.ReadTimeout, 7.0, False),
         (faults.lost(processed=True), httpx.ReadTimeout, 7.0, True),
