@@ -395,21 +395,6 @@ def test_callbacks_reach_a_real_receiver(user: PageUser, served: Served) -> None
         user.sees("forged", "HTTP 200", "repeated", "created", "Callbacks go to http://127.0.0.1:")
 
 
-def test_a_wrong_url_is_explained_beside_its_field(user: PageUser, served: Served) -> None:
-    """A URL that no callback can be sent to stays in its field, with the reason beside it."""
-    user.open(NARROW)
-    user.unfold("callbacks-fold")
-    user.type("callback-url", "ftp://example.com/hook")
-    user.press("callback-save")
-    error = user.find("callback-url-error")
-    assert "http://" in error.text
-    field = user.find("callback-url")
-    assert field.get_attribute("value") == "ftp://example.com/hook"
-    assert "callback-url-error" in str(field.get_attribute("aria-describedby"))
-    show(user, "wrong-url")
-    assert served.sandbox.callbacks.url is None
-
-
 def test_masked_numbers_are_nowhere_on_the_page(user: PageUser, served: Served) -> None:
     """Masked, no whole number is in the document, not from the stream and not after a reload, in any open window."""
     served.ask(ASHA, 15_000)
