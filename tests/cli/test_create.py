@@ -357,14 +357,18 @@ class TestRealMoney:
             file.write('\ntoken_file = "token"\n')
 
     @pytest.mark.slow
-    def test_a_person_is_asked(self, sandbox: Sandbox) -> None:
+    @pytest.mark.parametrize(
+        ("answer", "exit_code"), [("n\n", 1), ("\n", 1), ("\x04", 130)], ids=["no", "enter", "end"]
+    )
+    def test_a_person_is_asked(self, sandbox: Sandbox, url: str, answer: str, exit_code: int) -> None:
         """Before real money moves the person sees what would be done, without a whole number, and may say no."""
         with terminal("disburse", NUMBER, "5000") as shown:
             shown.wait_for("Go on?")
             assert f"This moves real money: send 5,000 TZS to {MASKED}" in shown.text
+            assert f"profile shop, {url}" in shown.text
             assert not sandbox.requests.total
-            shown.type("n\n")
-            assert shown.end() == 1
+            shown.type(answer)
+            assert shown.end() == exit_code
             assert "nothing was sent" in shown.text
             assert NUMBER not in shown.text
         assert not sandbox.requests.total

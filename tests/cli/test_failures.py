@@ -1,10 +1,8 @@
 """How commands end: exit codes, one line that says what to do next, Ctrl-C, and the question before money."""
 
 import errno
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import typer
@@ -206,44 +204,3 @@ class TestConfirm:
         """A sandbox asks nothing, and --yes has agreed beforehand."""
         confirm_money(settings(is_production=False), "collect")
         confirm_money(settings(), "collect", yes=True)
-
-    def test_where_nobody_can_be_asked_nothing_is_sent(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Without a terminal and without --yes a script is told what to give."""
-        (tmp_path / "empty").touch()
-        with (tmp_path / "empty").open() as nobody:
-            monkeypatch.setattr(sys, "stdin", nobody)
-            with pytest.raises(
-                Refused, match=r"profile shop moves real money.*nothing was sent: give --yes"
-            ) as refused:
-                confirm_money(settings(), "collect")
-        assert refused.value.exit_code == 2
-
-    @pytest.mark.parametrize(
-        ("answer", "exit_code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x04", 130)], ids=["yes", "no", "enter", "end"]
-    )
-    def test_a_person_is_asked(self, answer: str, exit_code: int) -> None:
-        """Money moves after a yes only; the question says whose money and where it goes."""
-        program = f"""
-{TERMINAL}
-import sys
-from mobilemoney_async.cli.failures import Refused
-from mobilemoney_async.cli.options import confirm_money
-from mobilemoney_async.configuration.settings import Settings
-
-try:
-    confirm_money(
-        Settings(profile="shop", base_url="https://pay.example/v1", is_production=True), "collect 5,000 TZS"
-    )
-except Refused as exc:
-    print(exc)
-    sys.exit(exc.exit_code)
-print("moved")
-"""
-        with terminal(program=program) as screen:
-            screen.wait_for("Go on?")
-            screen.type(answer)
-            assert screen.end() == exit_code, screen.text
-        assert "This moves real money: collect 5,000 TZS" in screen.text
-        assert "profile shop, https://pay.example/v1" in screen.text
-        assert ("moved" in screen.text) == (exit_code == 0)
-        assert ("nothing was sent" in screen.text) == (exit_code != 0)

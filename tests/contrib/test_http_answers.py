@@ -62,16 +62,6 @@ def test_a_refused_value_is_explained_in_parts_that_a_shop_can_translate(argumen
     assert said in body["message"]
 
 
-@pytest.mark.parametrize("kind", [errors.APIError, errors.AuthenticationError])
-def test_only_a_certain_refusal_says_that_nothing_was_paid(kind: type[errors.APIError]) -> None:
-    """A refusal without a documented code promises nothing to the customer."""
-    titles = [
-        str(answer_error(kind(TEXT, status_code=400, is_certain=is_certain)).body["title"])
-        for is_certain in (True, False)
-    ]
-    assert ["Nothing was paid" in title for title in titles] == [True, False]
-
-
 def test_an_unknown_outcome_says_so() -> None:
     """The customer of an unknown payment is told that we are finding out, and for which order."""
     answer = answer_error(errors.OutcomeUnknown(TEXT, idempotency_key="order-1", sent_at=NOW))
