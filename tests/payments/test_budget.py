@@ -84,7 +84,6 @@ class Fleet:
         self.members = members
         self.random = random.Random(seed)
         self.row = Row()
-        self.asked = 0
         self.grants: list[tuple[float, Member]] = []
 
     def times(self, since: float = START) -> list[float]:
@@ -112,7 +111,6 @@ class Fleet:
         return at if at < member.dies_at else math.inf
 
     def _ask(self, member: Member, now: float) -> None:
-        self.asked += 1
         request = ReservationRequest(
             process=member.name,
             limit=self.limit,
@@ -176,30 +174,6 @@ def test_no_interleaving_of_processes_breaks_the_limit(
             else:
                 arrivals.append(at + delay)
     assert rejections(arrivals) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2, 4, 16])
-def test_a_saturated_fleet_uses_the_limit_and_shares_it(number: int) -> None:
-    """However many processes wait: at least 97 % of the limit is used, each has its turns, on few transactions."""
-    fleet = Fleet(FAST, *(Member(str(each), PAYMENT, 30) for each in range(number)))
-    fleet.run(START + 70)
-    assert rejections(fleet.times(), FAST) == []
-    assert len(fleet.times(START + 5)) >= 0.97 * 65 * 20
-    shares = fleet.shares(START + 5)
-    assert min(shares.values()) >= 0.8 * max(shares.values())
-    assert len(shares) == number
-    assert fleet.asked <= 0.35 * len(fleet.grants) + 10 * number
-
-
-def test_at_the_contracts_rate_a_transaction_is_a_request() -> None:
-    """At 60 a minute there is nothing to batch: four processes take turns, and no more than two transactions each."""
-    fleet = Fleet(CONTRACT, *(Member(str(each), LOOKUP, 5) for each in range(4)))
-    fleet.run(START + 600)
-    assert rejections(fleet.times()) == []
-    assert len(fleet.grants) >= 0.97 * 600
-    assert min(fleet.shares().values()) >= 0.15 * len(fleet.grants)
-    assert fleet.asked <= 2 * len(fleet.grants)
 
 
 # -- lanes -------------------------------------------------------------------------------------------------------------
@@ -269,28 +243,7 @@ def test_a_process_that_dies_behind_others_leaves_the_budget() -> None:
     assert all("living" in name for name in json.loads(fleet.row.text or "")["processes"])
 
 
-def test_an_idle_fleet_gives_a_process_the_whole_burst_at_once() -> None:
-    """One process alone has ten slots at once; then every process is served, and the record is empty."""
-    row = Row()
-    reservation = row.ask(START, 10)
-    assert reservation.slots == [START] * 10
-    assert reservation.ask_again_at is None
-    assert row.ask(START, 1).slots == []
-
-
 # -- holds, clocks, limits that differ ---------------------------------------------------------------------------------
-
-
-def test_a_hold_holds_every_process() -> None:
-    """A hold for one process counts for all, then one request is sent, and one a second."""
-    row = Row()
-    row.ask(START, hold=30)
-    told = row.ask(START + 1, process="b")
-    assert not told.slots
-    assert told.ask_again_at == pytest.approx(START + 30, abs=1)
-    times = [at for second in range(29, 35) for at in row.ask(START + second, process="b").slots]
-    assert times == pytest.approx([START + 30 + number for number in range(len(times))])
-    assert len(times) >= 4
 
 
 def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:

@@ -19,38 +19,6 @@ TTL = 4.0
 A, B = Holder("a"), Holder("b")
 
 
-def test_the_first_who_asks_has_it() -> None:
-    """A free lease goes to the process that asks, for its time."""
-    lease = Lease().taken(A, 100.0, TTL)
-    assert lease == Lease(holder="a", epoch=1, until=104.0, written=100.0)
-    assert lease.ends_at(103.9) == 104.0
-    assert lease.ends_at(104.0) is None
-
-
-def test_its_holder_renews_it() -> None:
-    """The holder keeps it by asking again, also late, as long as no other has asked; it did not change hands."""
-    lease = Lease().taken(A, 100.0, TTL)
-    assert lease.taken(A, 101.0, TTL) == Lease(holder="a", epoch=1, until=105.0, written=101.0)
-    assert lease.taken(A, 500.0, TTL) == Lease(holder="a", epoch=1, until=504.0, written=500.0)
-
-
-def test_another_gets_it_when_it_has_run_out() -> None:
-    """A process that asks too early changes nothing; once it has run out it changes hands."""
-    lease = Lease().taken(A, 100.0, TTL)
-    assert lease.taken(B, 103.9, TTL) is lease
-    assert lease.taken(B, 104.0, TTL) == Lease(holder="b", epoch=2, until=108.0, written=104.0)
-
-
-def test_it_can_be_given_back() -> None:
-    """Only the holder can give it back; the next one has it at once."""
-    lease = Lease().taken(A, 100.0, TTL)
-    assert lease.released(B) is lease
-    free = lease.released(A)
-    assert free.ends_at(100.0) is None
-    assert free.taken(B, 100.0, TTL) == Lease(holder="b", epoch=2, until=104.0, written=100.0)
-    assert free.taken(A, 100.0, TTL).epoch == 2
-
-
 @pytest.mark.parametrize("back", [0.5, 2.0, 30.0, 1_000_000.0])
 def test_a_clock_that_goes_back_prolongs_it_once_at_most(back: float) -> None:
     """PostgreSQL's is set, that of a host restarts with it: whoever asks counts the lease anew, from then on."""
