@@ -64,17 +64,6 @@ async def test_an_e_mail_address_and_a_password_are_a_login() -> None:
     assert profile.headers["authorization"] == "Bearer login-token-1"
 
 
-@pytest.mark.real_time
-async def test_the_url_of_a_store_is_a_store(tmp_path: Path) -> None:
-    """A payment under a key is recorded, and found by the next client with the same URL."""
-    sandbox, asked = Sandbox(), []
-    for _ in range(2):
-        async with sandbox.client(store=f"sqlite:///{tmp_path}/payments.db") as client:
-            asked.append(await client.collections.create(PHONE_NUMBER, 5_000, idempotency_key="order-1"))
-    assert asked[0] == asked[1]
-    assert len(sandbox.transactions) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "right"),
     [("token", "auth="), ("api_key", "auth="), ("max_retries", "RetryPolicy(max_attempts=…)"), ("tiemout", "")],

@@ -186,12 +186,6 @@ class TestOtherCodes:
         assert (error.code, error.outcome, error.retry_after) == ("GATEWAY_TIMEOUT", "unknown", 7.0)
         assert str(error) == f"GATEWAY_TIMEOUT (HTTP {status}): no"
 
-    def test_under_401_it_is_an_authentication_error(self) -> None:
-        for endpoint in ENDPOINTS:
-            error = refused(endpoint, answer(auth_shape("account_locked"), 401))
-            assert type(error) is AuthenticationError
-            assert (error.code, error.outcome, error.is_certain) == ("account_locked", "refused", False)
-
     @pytest.mark.parametrize("code", ["rate_limit_exceeded", "INVALID_TOKEN", "Token_Expired", " invalid_token"])
     def test_a_code_of_the_contract_in_another_spelling_is_another_code(self, code: str) -> None:
         """No create is sent again for a code that only looks like one that allows it."""
@@ -272,17 +266,6 @@ class TestNoCode:
         assert type(error) is kind
         assert error.code is None
         assert not error.is_certain
-
-    @pytest.mark.parametrize("body", [b"", b"Unauthorized", b"{}", b"[]", b"null"])
-    def test_a_bare_401_renews_the_token_of_a_read_only(self, body: bytes) -> None:
-        """Enough to try a read again, not to send money a second time: a create is refused as far as is known."""
-        read = refused(GET_TRANSACTION, answer(body, 401))
-        create = refused(CREATE_COLLECTION, answer(body, 401))
-        assert type(read) is InvalidToken
-        assert type(create) is AuthenticationError
-        assert (create.outcome, create.is_certain, read.is_certain) == ("refused", False, False)
-        assert (create.status_code, read.status_code) == (401, 401)
-        assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
 
 
 HTML = b"<html><body>\n <h1>Bad Gateway</h1></body></html>"
@@ -569,13 +552,6 @@ def test_a_successful_page_may_mention_an_error() -> None:
 def test_an_answer_s_repr_does_not_show_its_body() -> None:
     """A traceback with locals does not hold the service's answer."""
     assert "+255680000001" not in repr(answer(samples.found()))
-
-
-def test_an_error_in_a_shape_of_its_own_keeps_its_words() -> None:
-    """A create that is refused in another shape than the contract's still says why, and may be read in the log."""
-    with pytest.raises(APIError, match="the number is not registered") as caught:
-        read_answer(CREATE_COLLECTION, Answer(status_code=422, body=b'{"detail": "the number is not registered"}'))
-    assert (caught.value.outcome, caught.value.is_certain) == ("refused", False)
 
 
 @pytest.mark.parametrize("status", [199, 300, 301, 399])

@@ -214,11 +214,6 @@ class TestServicesThatDoNotEnd:
         numbers = Pagination(current_page=1, total_pages=10**9, total_count=10**9, per_page=5)
         assert list_all(lambda _: TransactionPage(transactions=(), pagination=numbers)) == ([], [1])
 
-    def test_a_row_that_a_page_holds_twice_is_shown_once(self) -> None:
-        numbers = Pagination(current_page=1, total_pages=1, total_count=2, per_page=5)
-        page = TransactionPage(transactions=(row(1), row(2), row(1)), pagination=numbers)
-        assert list_all(lambda _: page) == (["t-1", "t-2"], [1])
-
 
 def test_a_limit_that_the_service_lowers_is_no_trouble() -> None:
     """Asked for 100, a service that gives 20 is listed 20 at a time, also where rows leave."""

@@ -175,16 +175,6 @@ async def test_the_merchant_sees_transactions_requests_and_the_limit(sandbox: Sa
     assert "10,000,000" in seen
 
 
-async def test_requests_of_the_page_are_not_requests_to_the_service(user: PageUser, sandbox: Sandbox) -> None:
-    """Requests of the page are not logged, not counted against the limit, and not struck by faults."""
-    sandbox.switches.turn_on("error-500-before", once=False)
-    await user.see()
-    await user.do("/clock", rate="5")
-    assert sandbox.requests.total == 0
-    assert sandbox.rate_budget().window_used == 0
-    assert not any(state.fired for state in sandbox.switches.states())
-
-
 # The clock
 
 
