@@ -1,32 +1,27 @@
 """Logs: one line an attempt, and no secret in any log, repr or traceback with locals."""
 
 import logging
-import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
-import mobilemoney_async.calls
 from mobilemoney_async import AsyncClient, LoginAuth, MobileMoneyError, RetryPolicy, Secret, TokenAuth
 from tests.support.fakes import (
     EMAIL,
-    LOGIN,
     PASSWORD,
     PHONE_NUMBER,
     TOKEN,
     FakeTransport,
     Hang,
-    Step,
     logged_in,
     make_client,
     refusal,
     replies,
     script,
-    service,
 )
+from tests.support.frames import leaks
 from tests.support.server import Close, Cut, Reply, Response, serve
 
 OTP = "918273"
@@ -34,7 +29,6 @@ RESET_TOKEN = "reset-me-please-0123456789"
 NEW_PASSWORD = "an even better battery"
 LOGIN_TOKEN = "login.token-that-nobody-may-see"
 SECRETS = [TOKEN, LOGIN_TOKEN, PASSWORD, OTP, RESET_TOKEN, NEW_PASSWORD, PHONE_NUMBER, PHONE_NUMBER.lstrip("+")]
-CALLS = Path(mobilemoney_async.calls.__file__).parent
 
 
 def secrets_in(text: str) -> list[str]:
@@ -121,18 +115,6 @@ FAULTS: list[Reply] = [
 ]
 
 
-def our_frames(error: BaseException) -> Iterator[str]:
-    """Yield the frames of a failure and of all its causes that lie in this package's calls, with their locals."""
-    shown = traceback.TracebackException.from_exception(error, capture_locals=True)
-    todo = [shown]
-    while todo:
-        each = todo.pop()
-        for frame in each.stack:
-            if Path(frame.filename).is_relative_to(CALLS):
-                yield f"{frame.filename}:{frame.lineno} {frame.name} {frame.locals}"
-        todo += [other for other in (each.__cause__, each.__context__) if other is not None]
-
-
 @pytest.mark.parametrize("call", EVERYTHING)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_secret_is_shown_whatever_happens(
@@ -154,8 +136,7 @@ async def fail_in_every_way(call: Callable[[AsyncClient], Awaitable[None]], faul
             assert secrets_in(f"{client!r} {vars(client)!r}") == []
     if error is not None:
         assert secrets_in(f"{error} {error!r} {error.__cause__} {error.__cause__!r} {vars(error)}") == []
-        for frame in our_frames(error):
-            assert secrets_in(frame) == []
+        assert leaks(error, SECRETS) == []
 
 
 async def error_of(call: Awaitable[None]) -> MobileMoneyError | None:
@@ -164,29 +145,6 @@ async def error_of(call: Awaitable[None]) -> MobileMoneyError | None:
     except MobileMoneyError as exc:
         return exc
     return None
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [httpx.ReadError("x")],
-        [Hang()],
-        [service(LOGIN), Hang()],
-        [service(LOGIN), httpx.ReadError("x")],
-        [Response.json({"success": True, "access_token": f"{LOGIN_TOKEN}\n", "expires_in": 1})],
-    ],
-)
-async def test_no_secret_is_in_the_frames_of_a_call_that_had_to_log_in(steps: list[Step]) -> None:
-    """Crash reporters that keep the locals of every frame get no secret from ours."""
-    client = make_client(
-        FakeTransport(script(*steps)), auth=LoginAuth(EMAIL, PASSWORD), retry=RetryPolicy(max_attempts=1)
-    )
-    with pytest.raises(MobileMoneyError) as caught:
-        await pay(client)
-    frames = list(our_frames(caught.value))
-    assert frames
-    for frame in frames:
-        assert secrets_in(frame) == []
 
 
 def test_what_holds_a_secret_does_not_show_it() -> None:
