@@ -6,11 +6,13 @@ runs a selection of the tests so.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from mobilemoney_async import AsyncClient
+from tests.payments.service import World, make_world
 from tests.support.databases import Postgres, postgres, sqlite_url
 
 
@@ -73,3 +75,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def kind(request: pytest.FixtureRequest) -> str:
     """Both kinds of payments, once each."""
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def world(store_url: str) -> World:
+    """A merchant, the sandbox as its service, and a store of each kind; in the test's loop, whose clock they follow."""
+    return make_world(store_url)
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[AsyncClient]:
+    """A client of that world, which is open for as long as the test runs."""
+    async with world.client() as opened:
+        yield opened

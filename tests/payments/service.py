@@ -4,7 +4,7 @@ The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so 
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, TypeAlias
@@ -15,8 +15,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records import Source
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.testing import killed_at_end
 from tests.support.fakes import NOON
@@ -183,6 +186,17 @@ async def leave(world: World, key: str = "order-1") -> None:
             await is_made.wait()
             world.line.after = None
         tasks.cancel_scope.cancel()
+
+
+async def record_seen(world: World, transaction: Transaction) -> Any:
+    """Record a transaction as another process does that sees it; return the contradiction, if it is one."""
+    return await write(world, lambda journal: journal.record_seen(transaction, source=Source.POLL, at=world.utcnow()))
+
+
+async def write(world: World, work: Callable[[Journal], Any]) -> Any:
+    """Change the store as another process does."""
+    with closing(world.store()) as store:
+        return await account_store(store).write(work)
 
 
 def rows(url: str, statement: str) -> list[Any]:

@@ -12,7 +12,8 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.outbox import QueueOptions, cancel_batch, enqueue_all
 from mobilemoney_async.payments.queries import chunks, find_all, owners
 from mobilemoney_async.payments.records import PaymentRequest
-from tests.payments.service import World, make_world, on_asyncio
+from mobilemoney_async.payments.store import account_store
+from tests.payments.service import World, on_asyncio
 from tests.support.fakes import NOON
 
 MANY = 501
@@ -50,20 +51,16 @@ async def queue(world: World) -> None:
             enqueue_all(Journal(connection, "default"), some, NOON, used=used)
         connection.execute(payments.update().values(transaction_id=sa.literal("tx-") + payments.c.key))
 
-    async with world.client() as client:
-        assert client._store is not None
-        await client._store.database.write(work)
+    await account_store(world.store()).database.write(work)
 
 
 @pytest.mark.slow
 @on_asyncio
-async def test_hundreds_of_payments_are_found_and_changed_in_batches(store_url: str) -> None:
+async def test_hundreds_of_payments_are_found_and_changed_in_batches(world: World) -> None:
     """Each key and each transaction is found once, each change is read once, whatever the number of them."""
-    world = make_world(store_url)
     await queue(world)
     async with world.client() as client:
-        store = client._store
-        assert store is not None
+        store = account_store(world.store())
         for number in EDGES:
 
             def look(journal: Journal, some: Sequence[str] = KEYS[:number]) -> Any:

@@ -18,9 +18,8 @@ from mobilemoney_async.events import ChangeParked, Event
 from mobilemoney_async.payments.changes import prune_changes
 from mobilemoney_async.payments.consumers import MOST_TRIES
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import Source
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, rows
+from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, record_seen, rows, write
 
 
 async def pay(client: AsyncClient, *keys: str) -> None:
@@ -39,9 +38,8 @@ def shown(found: list[PaymentChange]) -> list[tuple[str | None, str]]:
 MADE = [("a", "SENDING"), ("a", "ACKNOWLEDGED"), ("b", "SENDING"), ("b", "ACKNOWLEDGED")]
 
 
-async def test_each_change_is_shown_in_order_with_its_payment_as_it_is_now(store_url: str) -> None:
+async def test_each_change_is_shown_in_order_with_its_payment_as_it_is_now(world: World) -> None:
     """A page begins behind its cursor, and each change has the payment's record, from any process."""
-    world = make_world(store_url)
     async with world.client() as client, world.client() as other:
         await pay(client, "a", "b")
         found = await page(other)
@@ -54,9 +52,8 @@ async def test_each_change_is_shown_in_order_with_its_payment_as_it_is_now(store
         assert await page(client, start="now") == []
 
 
-async def test_a_reader_waits_for_the_next_change_and_hears_it_promptly(store_url: str) -> None:
+async def test_a_reader_waits_for_the_next_change_and_hears_it_promptly(world: World) -> None:
     """Of another process within a second of virtual time, however many readers wait."""
-    world = make_world(store_url)
     heard: list[str | None] = []
 
     async def read(client: AsyncClient) -> None:
@@ -96,9 +93,8 @@ async def test_a_change_that_commits_late_is_never_passed(postgres_url: str) -> 
         assert shown(await page(client, after=found[-1].cursor)) == [("late", "QUEUED")]
 
 
-async def test_a_consumer_goes_on_behind_the_last_change_that_is_done(store_url: str) -> None:
+async def test_a_consumer_goes_on_behind_the_last_change_that_is_done(world: World) -> None:
     """Also in another process, and whether or not the first one closed its iterator."""
-    world = make_world(store_url)
     async with world.client() as client, world.client() as other:
         await pay(client, "a", "b")
         with pytest.raises(StoreError, match="no consumer 'books'"):
@@ -119,9 +115,8 @@ async def test_a_consumer_goes_on_behind_the_last_change_that_is_done(store_url:
         assert shown(await page(client, consumer="books", start="oldest")) == MADE
 
 
-async def test_one_process_at_a_time_reads_as_a_consumer(store_url: str) -> None:
+async def test_one_process_at_a_time_reads_as_a_consumer(world: World) -> None:
     """The other one waits; it goes on at once when the first one closes, and after a minute when it is silent."""
-    world = make_world(store_url)
     async with world.client() as one, world.client() as other:
         await pay(one, "a")
         feed = one.payments.changes(consumer="books", start="oldest")
@@ -133,7 +128,7 @@ async def test_one_process_at_a_time_reads_as_a_consumer(store_url: str) -> None
         assert (await anext(waiting)).key == "a"
         with pytest.raises(StoreError, match="closed"):
             await held.done()
-        if not store_url.startswith("sqlite"):
+        if not world.url.startswith("sqlite"):
             return  # PostgreSQL's clock is not virtual
         silent = one.payments.changes(consumer="books")
         with anyio.fail_after(90):
@@ -238,9 +233,8 @@ async def test_a_change_whose_handler_ends_the_process_comes_again_later(sqlite_
                 assert (await anext(feed)).key == "a"
 
 
-async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(store_url: str) -> None:
+async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(world: World) -> None:
     """At its end it gives its place back, as when it is closed."""
-    world = make_world(store_url)
     async with world.client() as one, world.client() as other:
         await pay(one, "a")
         async for change in one.payments.changes(consumer="books", start="oldest", forever=False):
@@ -250,9 +244,8 @@ async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(sto
             assert (await anext(other.payments.changes(consumer="books"))).key == "b"
 
 
-async def test_a_reader_that_is_cancelled_lets_another_process_go_on_at_once(store_url: str) -> None:
+async def test_a_reader_that_is_cancelled_lets_another_process_go_on_at_once(world: World) -> None:
     """It gives its place back all the same."""
-    world = make_world(store_url)
     async with world.client() as one, world.client() as other:
         await pay(one, "a")
         feed = one.payments.changes(consumer="books", start="oldest")
@@ -304,9 +297,7 @@ async def test_a_transaction_that_was_forgotten_since_may_fail_like_any_other(sq
     """Explained ones are thinned after thirty days: their changes have neither a payment nor a transaction."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        await account_store_of(client).write(
-            lambda journal: journal.publish_unclaimed("tx-9", "SUCCESS", at=world.utcnow())
-        )
+        await write(world, lambda journal: journal.publish_unclaimed("tx-9", "SUCCESS", at=world.utcnow()))
         feed = client.payments.changes(consumer="books", start="oldest")
         change = await anext(feed)
         assert (change.key, change.transaction) == (None, None)
@@ -336,9 +327,8 @@ async def test_a_change_whose_done_the_store_has_not_recorded_comes_again(sqlite
         await again.done()
 
 
-async def test_a_cursor_that_would_skip_changes_is_refused(store_url: str) -> None:
+async def test_a_cursor_that_would_skip_changes_is_refused(world: World) -> None:
     """One of another store, one ahead of the feed, one of a change that is no longer the same, one that was pruned."""
-    world = make_world(store_url)
     async with world.client() as client, world.client(world.store(account="other")) as other:
         await pay(client, "a", "b")
         await pay(other, "z")
@@ -355,7 +345,7 @@ async def test_a_cursor_that_would_skip_changes_is_refused(store_url: str) -> No
             record = await client.payments.get(key)
             assert record is not None and record.transaction_id is not None
         await finish(client)
-        await account_store_of(client).write(lambda journal: prune_changes(journal, world.utcnow() + timedelta(days=1)))
+        await write(world, lambda journal: prune_changes(journal, world.utcnow() + timedelta(days=1)))
         with pytest.raises(InvalidCursor, match="behind"):
             await page(client, after=found[1].cursor)
 
@@ -365,11 +355,6 @@ async def finish(client: AsyncClient) -> None:
     async with client.poller(resume=True) as poller:
         async for _ in poller.outcomes():
             pass
-
-
-def account_store_of(client: AsyncClient) -> Any:
-    assert client._store is not None
-    return client._store
 
 
 @pytest.mark.slow
@@ -389,13 +374,13 @@ async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_en
 
         feed = client.payments.changes(consumer="books", start="oldest")
         first = await anext(feed)
-        assert len(await account_store_of(client).write(prune)) == 5
+        assert len(await write(world, prune)) == 5
         await first.done()
-        assert len(await account_store_of(client).write(prune)) == 4
+        assert len(await write(world, prune)) == 4
         for _ in range(4):
             await (await anext(feed)).done()
         await feed.aclose()
-        assert await account_store_of(client).write(prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
+        assert await write(world, prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
 
 
 async def test_arguments_are_refused_by_name(sqlite_file_url: str) -> None:
@@ -454,14 +439,12 @@ async def test_changes_of_random_work_are_complete_and_in_order(store_url: str) 
         assert all(found[order.index(key)][1] == "SENDING" for key in keys)
 
 
-async def test_a_limit_makes_a_page(store_url: str) -> None:
+async def test_a_limit_makes_a_page(client: AsyncClient) -> None:
     """It ends where there is nothing more, so that a job of cron takes what there is."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "a", "b")
-        with anyio.fail_after(60):
-            assert shown([change async for change in client.payments.changes(limit=3)]) == MADE[:3]
-            assert shown([change async for change in client.payments.changes(limit=100)]) == MADE
+    await pay(client, "a", "b")
+    with anyio.fail_after(60):
+        assert shown([change async for change in client.payments.changes(limit=3)]) == MADE[:3]
+        assert shown([change async for change in client.payments.changes(limit=100)]) == MADE
 
 
 async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
@@ -569,56 +552,36 @@ async def test_a_reader_that_is_left_keeps_nobody_waiting(store_url: str) -> Non
     assert found == keys and len(held) == 3
 
 
-async def test_a_slow_handler_loses_its_place_and_handles_nothing_twice_at_once(sqlite_file_url: str) -> None:
-    """Another process takes over after a minute; the slow one hands out nothing more, and its `done` says so."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as slow, world.client() as other:
-        await pay(slow, "a", "b")
-        feed = slow.payments.changes(consumer="books", start="oldest")
-        await anext(feed)
-        late = await anext(feed)
-        rival = other.payments.changes(consumer="books")
-        with anyio.fail_after(90):
-            assert shown([await anext(rival)]) == MADE[2:3]  # the first one comes again after a pause
-        with anyio.move_on_after(5):
-            pytest.fail(f"handed out twice at once: {await anext(feed)}")
-        with pytest.raises(StoreError, match="again"):
-            await late.done()
-        await rival.aclose()
-
-
-async def test_a_reader_notices_a_store_that_was_restored_under_it(store_url: str) -> None:
+async def test_a_reader_notices_a_store_that_was_restored_under_it(world: World, client: AsyncClient) -> None:
     """As after a failover that has lost the last changes: it raises, and a consumer goes on where the store is."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "a", "b")
-        pages, feed = client.payments.changes(), client.payments.changes(consumer="books", start="oldest")
-        for _ in range(3):
-            await anext(pages), await anext(feed)
-        await anext(pages)
-        last = await anext(feed)
-        idle = client.payments.changes(start="now", forever=False)
-        assert [change async for change in idle] == []
+    await pay(client, "a", "b")
+    pages, feed = client.payments.changes(), client.payments.changes(consumer="books", start="oldest")
+    for _ in range(3):
+        await anext(pages), await anext(feed)
+    await anext(pages)
+    last = await anext(feed)
+    idle = client.payments.changes(start="now", forever=False)
+    assert [change async for change in idle] == []
 
-        def restore(journal: Journal) -> None:
-            run, number = journal.connection.execute, changes.c.number
-            run(changes.delete().where(number > 2))
-            run(accounts.update().values(feed_last=2))
+    def restore(journal: Journal) -> None:
+        run, number = journal.connection.execute, changes.c.number
+        run(changes.delete().where(number > 2))
+        run(accounts.update().values(feed_last=2))
 
-        await account_store_of(client).write(restore)
-        await pay(client, "c", "d", "e")
-        for reader in (pages, idle):
-            with pytest.raises(InvalidCursor):
-                await anext(reader)
-        with pytest.raises(StoreError, match="restored"):
-            await last.done()
-        assert [(await anext(feed)).key for _ in range(8)] == ["a", "a", "c", "c", "d", "d", "e", "e"]
+    await write(world, restore)
+    await pay(client, "c", "d", "e")
+    for reader in (pages, idle):
+        with pytest.raises(InvalidCursor):
+            await anext(reader)
+    with pytest.raises(StoreError, match="restored"):
+        await last.done()
+    assert [(await anext(feed)).key for _ in range(8)] == ["a", "a", "c", "c", "d", "d", "e", "e"]
 
 
 async def prune(world: World, client: AsyncClient) -> list[tuple[str, str]]:
     """Delete what is older than ninety days, ninety-five days from now; return what is left."""
     until, after = world.utcnow() + timedelta(days=5), 0
-    while (upto := await account_store_of(client).write(partial(prune_changes, until=until, after=after))) is not None:
+    while (upto := await write(world, partial(prune_changes, until=until, after=after))) is not None:
         after = upto
     return [(each.key or "", str(each.state)) for each in await page(client)]
 
@@ -674,70 +637,63 @@ def found_in(url: str) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_changes_that_nobody_has_read_are_pruned_in_the_open(store_url: str) -> None:
+async def test_changes_that_nobody_has_read_are_pruned_in_the_open(world: World, client: AsyncClient) -> None:
     """A cursor from before them is refused, and a consumer that has not read them keeps them."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "a")
-        cursor = (await page(client))[-1].cursor
-        await finish(client)
-        await pay(client, "open")
-        await page(client, consumer="books", start="now")
-        await pay(client, "b")
-        await finish(client)
-        assert sorted(key for key, _ in await prune(world, client)) == ["b", "b", "b", "open"]
-        with pytest.raises(InvalidCursor, match="behind"):
-            await page(client, after=cursor)
-        assert len(await page(client, consumer="books")) == 4
+    await pay(client, "a")
+    cursor = (await page(client))[-1].cursor
+    await finish(client)
+    await pay(client, "open")
+    await page(client, consumer="books", start="now")
+    await pay(client, "b")
+    await finish(client)
+    assert sorted(key for key, _ in await prune(world, client)) == ["b", "b", "b", "open"]
+    with pytest.raises(InvalidCursor, match="behind"):
+        await page(client, after=cursor)
+    assert len(await page(client, consumer="books")) == 4
 
 
-async def test_a_reader_may_stop_among_the_changes_of_payments_that_stay_open(store_url: str) -> None:
+async def test_a_reader_may_stop_among_the_changes_of_payments_that_stay_open(
+    world: World, client: AsyncClient
+) -> None:
     """The changes of open payments stay; a reader that begins with them goes on from its cursor."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "open")
-        (first, second) = await page(client)
-        await pay(client, "a")
-        for transaction_id in world.made[1:]:
-            world.sandbox.approve(transaction_id)
-            await see(client, world, transaction_id)
-        assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
-        for old in (first, second):
-            with pytest.raises(InvalidCursor, match="behind"):
-                await page(client, after=old.cursor)
-        (again, _) = await page(client)
-        assert shown(await page(client, after=again.cursor)) == [("open", "ACKNOWLEDGED")]
-        assert len(await page(client, consumer="books", start="oldest")) == 2
+    await pay(client, "open")
+    (first, second) = await page(client)
+    await pay(client, "a")
+    for transaction_id in world.made[1:]:
+        world.sandbox.approve(transaction_id)
+        await see(client, world, transaction_id)
+    assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
+    for old in (first, second):
+        with pytest.raises(InvalidCursor, match="behind"):
+            await page(client, after=old.cursor)
+    (again, _) = await page(client)
+    assert shown(await page(client, after=again.cursor)) == [("open", "ACKNOWLEDGED")]
+    assert len(await page(client, consumer="books", start="oldest")) == 2
 
 
-async def test_a_reader_gets_no_feed_with_a_hole(store_url: str) -> None:
+async def test_a_reader_gets_no_feed_with_a_hole(world: World, client: AsyncClient) -> None:
     """Each pruning counts, also one of lower numbers than an earlier one, which a consumer had not read until then."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, "open", "paid")
-        world.sandbox.approve(world.made[1])
-        await see(client, world, world.made[1])
-        assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
-        idle = client.payments.changes(start="now", forever=False)
-        assert [change async for change in idle] == []
-        (first, second) = await page(client)
-        async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
-            await change.done()
-        world.sandbox.approve(world.made[0])
-        await see(client, world, world.made[0])
-        assert await prune(world, client) == [("open", "FINAL")]
-        for old in (first, second):
-            with pytest.raises(InvalidCursor, match="behind"):
-                await page(client, after=old.cursor)
-        assert shown([change async for change in idle]) == [("open", "FINAL")]
+    await pay(client, "open", "paid")
+    world.sandbox.approve(world.made[1])
+    await see(client, world, world.made[1])
+    assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
+    idle = client.payments.changes(start="now", forever=False)
+    assert [change async for change in idle] == []
+    (first, second) = await page(client)
+    async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+        await change.done()
+    world.sandbox.approve(world.made[0])
+    await see(client, world, world.made[0])
+    assert await prune(world, client) == [("open", "FINAL")]
+    for old in (first, second):
+        with pytest.raises(InvalidCursor, match="behind"):
+            await page(client, after=old.cursor)
+    assert shown([change async for change in idle]) == [("open", "FINAL")]
 
 
 async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
     """Record a transaction as the service shows it."""
-    transaction = await client.transactions.get(transaction_id)
-    await account_store_of(client).write(
-        lambda journal: journal.record_seen(transaction, source=Source.POLL, at=world.utcnow())
-    )
+    await record_seen(world, await client.transactions.get(transaction_id))
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from tests.payments.service import (
     ORDER,
     PHONE_NUMBER,
     TWO_MINUTES,
+    World,
     between_others,
     leave,
     make_world,
@@ -67,9 +68,8 @@ async def create(client: AsyncClient, key: str | None = "order-1", **changes: An
     return await client.collections.create(**{**ORDER, "idempotency_key": key, **changes})
 
 
-async def test_the_record_is_on_disk_before_the_socket_is_touched(store_url: str) -> None:
+async def test_the_record_is_on_disk_before_the_socket_is_touched(world: World) -> None:
     """Another connection sees the payment before the service does, and its id before the caller."""
-    world = make_world(store_url)
     seen: list[list[str]] = []
     world.line.before = lambda request: seen.append([*world.states(), *world.happened()])
     async with world.client() as client:
@@ -81,13 +81,11 @@ async def test_the_record_is_on_disk_before_the_socket_is_touched(store_url: str
     assert world.made == [answer.transaction_id]
 
 
-async def test_a_record_says_everything(store_url: str) -> None:
+async def test_a_record_says_everything(client: AsyncClient) -> None:
     """The request, its time and its result can be read under the key, with the history."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        assert await client.payments.get("order-1") is None
-        answer = await client.disbursements.create(phone_number="+255 681 234 501", amount="1000", idempotency_key="k")
-        record = await client.payments.get("k")
+    assert await client.payments.get("order-1") is None
+    answer = await client.disbursements.create(phone_number="+255 681 234 501", amount="1000", idempotency_key="k")
+    record = await client.payments.get("k")
     assert record is not None
     assert (record.type, record.phone_number, record.amount) == ("disbursement", PHONE_NUMBER, Decimal(1000))
     assert (record.transaction_id, record.reference) == (answer.transaction_id, answer.reference)
@@ -113,9 +111,8 @@ async def test_without_a_key_one_is_made(sqlite_file_url: str) -> None:
         assert await client.payments.get(caught.value.idempotency_key) is not None
 
 
-async def test_the_same_key_gives_the_same_acknowledgement(store_url: str) -> None:
+async def test_the_same_key_gives_the_same_acknowledgement(world: World) -> None:
     """A key gives its acknowledgement again without a request: later, after a restart, and when it is final."""
-    world = make_world(store_url)
     async with world.client() as client:
         first = await create(client)
         assert await create(client) == first
@@ -147,9 +144,8 @@ async def test_many_callers_of_one_key(store_url: str) -> None:
 
 
 @pytest.mark.slow
-async def test_many_callers_of_a_key_that_fails(store_url: str) -> None:
+async def test_many_callers_of_a_key_that_fails(world: World) -> None:
     """Where the one request of many callers has no answer, all of them learn so, and none sends again."""
-    world = make_world(store_url)
     world.sandbox.script(faults.lost(processed=False), on="c2b")
     errors: list[OutcomeUnknown] = []
     async with world.client() as one, world.client() as other, anyio.create_task_group() as group:
@@ -232,9 +228,8 @@ async def test_the_same_payment_in_other_words(sqlite_file_url: str) -> None:
 
 
 @on_asyncio
-async def test_a_key_is_of_its_account(store_url: str) -> None:
+async def test_a_key_is_of_its_account(world: World) -> None:
     """Two accounts in one database share no keys, no duplicates and no transactions."""
-    world = make_world(store_url)
     async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
         first, second = await create(one), await create(two)
         assert first.transaction_id != second.transaction_id
@@ -247,9 +242,8 @@ async def test_a_key_is_of_its_account(store_url: str) -> None:
         assert len(await two.payments.list()) == 2
 
 
-async def test_a_refused_key_may_be_used_again(store_url: str) -> None:
+async def test_a_refused_key_may_be_used_again(world: World) -> None:
     """A refusal is recorded, and the same key is sent when it is asked for again."""
-    world = make_world(store_url)
     async with world.client(auth=world.sandbox.issue_token(["read"])) as client:
         with pytest.raises(PermissionDenied):
             await create(client)
@@ -268,9 +262,8 @@ async def test_a_refused_key_may_be_used_again(store_url: str) -> None:
     assert [entry.what for entry in record.history] == ["sent", "refused", "sent", "acknowledged"]
 
 
-async def test_what_was_not_sent_may_be_sent(store_url: str) -> None:
+async def test_what_was_not_sent_may_be_sent(world: World) -> None:
     """Where provably nothing was sent, that is recorded, and the key goes when it is asked for again."""
-    world = make_world(store_url)
     world.line.refuse = 2
     async with world.client(retry=RetryPolicy(max_attempts=2)) as client:
         with pytest.raises(ConnectionFailed) as caught:
@@ -428,9 +421,8 @@ async def test_the_list_cannot_be_read(sqlite_file_url: str) -> None:
 
 
 @pytest.mark.parametrize("fault", [faults.lost(processed=True), faults.lost(processed=False)], ids=["made", "not made"])
-async def test_no_duplicate_of_an_unknown_payment(store_url: str, fault: Fault) -> None:
+async def test_no_duplicate_of_an_unknown_payment(world: World, fault: Fault) -> None:
     """While the result of a payment is unknown, no other one of its kind is sent: here, or elsewhere."""
-    world = make_world(store_url)
     world.sandbox.script(fault, on="c2b")
     async with world.client() as client, world.client() as other:
         with pytest.raises(OutcomeUnknown):
@@ -450,9 +442,8 @@ async def test_no_duplicate_of_an_unknown_payment(store_url: str, fault: Fault) 
         await client.disbursements.create(**ORDER, idempotency_key="order-5")
 
 
-async def test_no_duplicate_of_a_payment_on_its_way_elsewhere(store_url: str) -> None:
+async def test_no_duplicate_of_a_payment_on_its_way_elsewhere(world: World) -> None:
     """While another process sends a payment, one of the same kind under another key is not sent; afterwards it is."""
-    world = make_world(store_url)
     async with world.client() as client, world.client() as other:
 
         async def meanwhile(request: httpx.Request) -> None:
@@ -553,18 +544,16 @@ async def test_a_duplicate_that_comes_between_two_attempts(sqlite_file_url: str)
 
 
 @pytest.mark.slow
-async def test_a_record_of_a_process_that_died_blocks_until_it_is_found_out(store_url: str) -> None:
+async def test_a_record_of_a_process_that_died_blocks_until_it_is_found_out(world: World, client: AsyncClient) -> None:
     """A payment that a dead process left on its way counts as unknown once no request can live: then it is found."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await leave(world)
-        with anyio.move_on_after(3) as scope:
-            await create(client)
-        assert scope.cancelled_caught  # it waits for the process that may be alive
-        with pytest.raises(DuplicateSuspected):
-            await create(client, "order-2")
-        await world.advance(10)
-        assert (await create(client)).transaction_id == world.made[0]
+    await leave(world)
+    with anyio.move_on_after(3) as scope:
+        await create(client)
+    assert scope.cancelled_caught  # it waits for the process that may be alive
+    with pytest.raises(DuplicateSuspected):
+        await create(client, "order-2")
+    await world.advance(10)
+    assert (await create(client)).transaction_id == world.made[0]
     assert world.sent == 1
 
 
@@ -573,35 +562,29 @@ async def test_a_record_of_a_process_that_died_blocks_until_it_is_found_out(stor
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, 7, "\ud800", "a\0b"], ids=ascii)
 @on_asyncio
-async def test_a_key_that_no_database_can_hold(store_url: str, key: Any) -> None:
+async def test_a_key_that_no_database_can_hold(world: World, client: AsyncClient, key: Any) -> None:
     """A key that cannot be kept is refused before anything is recorded or sent."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        with pytest.raises(InvalidRequest, match="idempotency_key"):
-            await create(client, key)
+    with pytest.raises(InvalidRequest, match="idempotency_key"):
+        await create(client, key)
     assert world.sent == 0
 
 
 @pytest.mark.parametrize("key", ["x" * 200, "Auftrag Nr. 7/ä - '; DROP TABLE", "😀", "a\u00a0b", "a%s:b"], ids=ascii)
 @on_asyncio
-async def test_any_other_key_is_a_key(store_url: str, key: str) -> None:
+async def test_any_other_key_is_a_key(world: World, client: AsyncClient, key: str) -> None:
     """Keys are compared exactly, whatever is in them."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first = await create(client, key)
-        assert await create(client, key) == first
-        record = await client.payments.get(key)
+    first = await create(client, key)
+    assert await create(client, key) == first
+    record = await client.payments.get(key)
     assert record is not None
     assert record.key == key
     assert world.sent == 1
 
 
 @on_asyncio
-async def test_keys_differ_by_case_and_by_blanks(store_url: str) -> None:
-    world = make_world(store_url)
-    async with world.client() as client:
-        for key in ("Order", "order", "or der"):
-            await create(client, key)
+async def test_keys_differ_by_case_and_by_blanks(world: World, client: AsyncClient) -> None:
+    for key in ("Order", "order", "or der"):
+        await create(client, key)
     assert world.sent == 3
 
 
@@ -624,9 +607,8 @@ HOSTILE = ["tx\x00", "a" * 5000, "😀\u202e", "'; --", " ", " tx "]
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank", "padded"])
 @on_asyncio
-async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) -> None:
+async def test_whatever_the_service_says_is_recorded(world: World, text: str) -> None:
     """No text of the service's, in an answer or a refusal, keeps the store from recording the result of a payment."""
-    world = make_world(store_url)
     answers = [
         httpx.Response(400, json={"status": "error", "error_code": "X", "message": f"no{text}"}),
         httpx.Response(503, content=f"<h1>{text}".encode()),
@@ -645,17 +627,13 @@ async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) 
         with pytest.raises(OutcomeUnknown):
             await create(client)
         assert world.states() == ["UNKNOWN"]
-        store = client._store
-        assert store is not None
-        assert not store.unwritten
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank", "padded"])
 @pytest.mark.parametrize("field", ["transaction_id", "status_code"])
 @on_asyncio
-async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: str, text: str, field: str) -> None:
+async def test_an_id_that_no_database_can_hold_is_no_usable_answer(world: World, text: str, field: str) -> None:
     """An acknowledgement is recorded whatever its texts, or the payment is unknown; the store goes on either way."""
-    world = make_world(store_url)
     body = {
         "status": "success",
         "transaction_id": "t-1" if field == "status_code" else text,
@@ -679,9 +657,6 @@ async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: st
             assert world.states() == ["UNKNOWN"]
         else:
             assert world.ids() == [answer.transaction_id] == ["t-1" if field == "status_code" else text.strip()]
-        store = client._store
-        assert store is not None
-        assert not store.unwritten
 
 
 @pytest.mark.new_database
@@ -698,15 +673,11 @@ async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment
         with pytest.raises(OutcomeUnknown, match="the store failed"):
             await create(client, "order-2", amount=2)
         await create(client, "order-3", amount=3)
-        store = client._store
-        assert store is not None
-        assert list(store.unwritten) == ["order-2"]
         with pytest.raises(StoreError, match="the store failed"):
             await create(client, "order-2", amount=2)
         with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"))) as database, database:
             database.execute("DROP TRIGGER refuse")
         await create(client, "order-4", amount=4)
-        assert not store.unwritten
     assert world.states() == ["ACKNOWLEDGED"] * 4
 
 

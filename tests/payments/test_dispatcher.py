@@ -228,7 +228,7 @@ async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_spee
         assert 2 <= outage.writes <= 5
 
 
-@pytest.mark.slow
+@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
 async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str) -> None:
     """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
     world = make_world(sqlite_file_url)
@@ -336,9 +336,8 @@ async def test_an_empty_float_pauses_every_dispatcher_of_the_account(
 
 
 @pytest.mark.slow
-async def test_a_pause_of_the_program_is_kept_and_shown_elsewhere(store_url: str) -> None:
+async def test_a_pause_of_the_program_is_kept_and_shown_elsewhere(world: World) -> None:
     """Also once its block is left; and so is one that ends by itself, until it ends."""
-    world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client, world.client(retry=NO_RETRIES) as other:
         async with client.dispatcher() as first:
             first.pause("closing time")
@@ -537,9 +536,8 @@ async def test_an_idle_dispatcher_writes_to_the_database_no_more_than_every_five
     assert len(writes) <= 14 and max(pauses) < 10
 
 
-async def test_a_dispatcher_that_is_left_hands_over_within_two_seconds(store_url: str) -> None:
+async def test_a_dispatcher_that_is_left_hands_over_within_two_seconds(world: World) -> None:
     """It gives its lease back, rather than let the next process wait until that ends."""
-    world = make_world(store_url)
     async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
         await enqueue(one, 4)
 

@@ -1,5 +1,6 @@
 """Readers of the feed in detail: where they begin and end, what `done` and `failed` count for, who has the place."""
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,21 @@ from mobilemoney_async.payments.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed import ChangePages
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
+from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio
+
+
+@pytest.fixture
+async def world(sqlite_file_url: str) -> World:
+    """One on SQLite: `test_changes` tries readers on both databases."""
+    return make_world(sqlite_file_url)
+
+
+@pytest.fixture
+async def feed(client: AsyncClient) -> AsyncIterator[Any]:
+    """What a consumer reads, from the oldest change on."""
+    async with aclosing(client.payments.changes(consumer="books", start="oldest")) as changes:
+        yield changes
+
 
 CHOICES: list[dict[str, Any]] = [{}, {"consumer": "books"}]
 
@@ -68,63 +83,56 @@ async def test_start_now_is_behind_all_changes_however_many_were_never_read(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_a_reader_that_begins_gets_each_change_from_then_on(store_url: str, choice: dict[str, Any]) -> None:
+async def test_a_reader_that_begins_gets_each_change_from_then_on(client: AsyncClient, choice: dict[str, Any]) -> None:
     """Also those that are made before it is first read."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await enqueue(client, "a")
-        feed = client.payments.changes(**choice, start="now")
-        await feed.begin()
-        await enqueue(client, "bc")
-        assert keys(await take(feed, 2)) == "bc"
+    await enqueue(client, "a")
+    feed = client.payments.changes(**choice, start="now")
+    await feed.begin()
+    await enqueue(client, "bc")
+    assert keys(await take(feed, 2)) == "bc"
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_a_reader_can_be_cancelled_between_any_two_changes(sqlite_file_url: str, choice: dict[str, Any]) -> None:
+async def test_a_reader_can_be_cancelled_between_any_two_changes(client: AsyncClient, choice: dict[str, Any]) -> None:
     """Though it has read them all at once, and others run in between."""
-    world, found = make_world(sqlite_file_url), list[PaymentChange]()
-    async with world.client() as client:
-        await enqueue(client, "abcd")
-        with anyio.CancelScope() as scope:
-            async for change in client.payments.changes(**choice, start="oldest", forever=False):
-                found.append(change)
-                if len(found) == 2:
-                    scope.cancel()
+    found = list[PaymentChange]()
+    await enqueue(client, "abcd")
+    with anyio.CancelScope() as scope:
+        async for change in client.payments.changes(**choice, start="oldest", forever=False):
+            found.append(change)
+            if len(found) == 2:
+                scope.cancel()
     assert keys(found) == "ab"
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_a_closed_reader_ends(sqlite_file_url: str, choice: dict[str, Any]) -> None:
+async def test_a_closed_reader_ends(client: AsyncClient, choice: dict[str, Any]) -> None:
     """What it had read ahead is not handed out; a consumer begins again there, and closing twice is no fault."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "abc")
-        feed = client.payments.changes(**choice, start="oldest", forever=False)
-        await take(feed, 2)
-        await feed.aclose()
-        await feed.aclose()
-        assert keys([change async for change in feed]) == ("abc" if choice else "")
+    await enqueue(client, "abc")
+    feed = client.payments.changes(**choice, start="oldest", forever=False)
+    await take(feed, 2)
+    await feed.aclose()
+    await feed.aclose()
+    assert keys([change async for change in feed]) == ("abc" if choice else "")
 
 
-async def test_a_reader_that_starts_over_gets_what_comes_next(sqlite_file_url: str) -> None:
+async def test_a_reader_that_starts_over_gets_what_comes_next(client: AsyncClient) -> None:
     """Neither what it had read ahead, nor what is after its old cursor: that one is of another feed."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "abc")
-        feed = client.payments.changes()
-        assert isinstance(feed, ChangePages)
-        await take(feed, 1)
-        feed.restart()
-        await feed.begin()
-        await enqueue(client, "d")
-        assert keys(await take(feed, 1)) == "d"
+    await enqueue(client, "abc")
+    feed = client.payments.changes()
+    assert isinstance(feed, ChangePages)
+    await take(feed, 1)
+    feed.restart()
+    await feed.begin()
+    await enqueue(client, "d")
+    assert keys(await take(feed, 1)) == "d"
 
 
 async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
-    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+    world: World, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL another process may delete them between two statements: the cursor is refused, as any older one."""
-    world, times = make_world(sqlite_file_url), list[int]()
+    times = list[int]()
 
     def prune_and_read(journal: Journal, *arguments: Any, **options: Any) -> Any:
         times.append(len(times))
@@ -132,130 +140,117 @@ async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
             prune_changes(journal, world.utcnow() + timedelta(days=1))
         return read_changes(journal, *arguments, **options)
 
-    async with world.client() as client:
-        await enqueue(client, "a")
-        await client.payments.cancel("a", note="no")
-        await enqueue(client, "b")
-        (first, *_) = [change async for change in client.payments.changes(forever=False)]
-        monkeypatch.setattr("mobilemoney_async.payments.feed.read_changes", prune_and_read)
-        with pytest.raises(InvalidCursor, match="behind"):
-            await anext(client.payments.changes(after=first.cursor))
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no")
+    await enqueue(client, "b")
+    (first, *_) = [change async for change in client.payments.changes(forever=False)]
+    monkeypatch.setattr("mobilemoney_async.payments.feed.read_changes", prune_and_read)
+    with pytest.raises(InvalidCursor, match="behind"):
+        await anext(client.payments.changes(after=first.cursor))
 
 
 # What `done` and `failed` count for
 
 
-async def test_a_failed_change_passes_no_other_that_is_open(sqlite_file_url: str) -> None:
+async def test_a_failed_change_passes_no_other_that_is_open(client: AsyncClient, feed: Any) -> None:
     """Whatever was done before: each change that was neither done nor failed comes again after a restart."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "abcde")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            found = await take(feed, 4)
-            await found[0].done()
-            found += await take(feed, 1)
-            await found[4].failed("away")
-            assert await behind(client) == (4, "e")
-        assert await rest(client) == "bcd"
+    await enqueue(client, "abcde")
+    found = await take(feed, 4)
+    await found[0].done()
+    found += await take(feed, 1)
+    await found[4].failed("away")
+    assert await behind(client) == (4, "e")
+    await feed.aclose()
+    assert await rest(client) == "bcd"
 
 
-async def test_failed_changes_in_their_order_leave_nothing_behind(sqlite_file_url: str) -> None:
+async def test_failed_changes_in_their_order_leave_nothing_behind(client: AsyncClient, feed: Any) -> None:
     """Each is kept by itself: the consumer's place goes on, after one that was done too."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "abcdef")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            found = await take(feed, 5)
-            await found[0].done()
-            await found[1].failed("away")
-            assert await behind(client) == (4, "b")
-            await found[2].failed("away")
-            assert await behind(client) == (3, "bc")
-            await found[4].failed("away")
-            assert await behind(client) == (3, "bce")
-            await found[3].failed("away")
-            assert await behind(client) == (2, "bcde")
-            await found[4].done()
-        assert await rest(client) == "f"
+    await enqueue(client, "abcdef")
+    found = await take(feed, 5)
+    await found[0].done()
+    await found[1].failed("away")
+    assert await behind(client) == (4, "b")
+    await found[2].failed("away")
+    assert await behind(client) == (3, "bc")
+    await found[4].failed("away")
+    assert await behind(client) == (3, "bce")
+    await found[3].failed("away")
+    assert await behind(client) == (2, "bcde")
+    await found[4].done()
+    await feed.aclose()
+    assert await rest(client) == "f"
 
 
-async def test_a_change_that_is_held_back_is_not_waited_for(sqlite_file_url: str) -> None:
+async def test_a_change_that_is_held_back_is_not_waited_for(client: AsyncClient, feed: Any) -> None:
     """The next one that is handed out may fail too, and the consumer's place is behind both."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "ab")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            first, second = await take(feed, 2)
-            await first.failed("away")
-            await second.done()
-            await client.payments.cancel("a", note="no")
-            await enqueue(client, "c")
-            (third,) = await take(feed, 1)
-            assert third.key == "c"
-            await third.failed("away")
-            assert await behind(client) == (0, "ac")
+    await enqueue(client, "ab")
+    first, second = await take(feed, 2)
+    await first.failed("away")
+    await second.done()
+    await client.payments.cancel("a", note="no")
+    await enqueue(client, "c")
+    (third,) = await take(feed, 1)
+    assert third.key == "c"
+    await third.failed("away")
+    assert await behind(client) == (0, "ac")
 
 
-async def test_done_counts_for_what_was_handed_out_before_it_and_for_nothing_else(sqlite_file_url: str) -> None:
+async def test_done_counts_for_what_was_handed_out_before_it_and_for_nothing_else(
+    client: AsyncClient, feed: Any
+) -> None:
     """Where changes come again between new ones, in either direction."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "ab")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            first, second = await take(feed, 2)
-            await first.failed("away")
-            await anyio.sleep(3)
-            again = await take(feed, 1)
-            assert keys(again) == "a"
-            await second.done()
-            assert await behind(client) == (0, "a")
-            await enqueue(client, "c")
-            await take(feed, 1)
-            await again[0].done()
-            assert await behind(client) == (1, "")
-            await enqueue(client, "d")
-        async with aclosing(client.payments.changes(consumer="books")) as feed:
-            found = await take(feed, 2)
-            await found[0].failed("away")
-            await anyio.sleep(3)
-            again = await take(feed, 1)
-            assert keys(again) == "c"
-            await again[0].done()
-            assert await behind(client) == (0, "")
+    await enqueue(client, "ab")
+    first, second = await take(feed, 2)
+    await first.failed("away")
+    await anyio.sleep(3)
+    again = await take(feed, 1)
+    assert keys(again) == "a"
+    await second.done()
+    assert await behind(client) == (0, "a")
+    await enqueue(client, "c")
+    await take(feed, 1)
+    await again[0].done()
+    assert await behind(client) == (1, "")
+    await enqueue(client, "d")
+    await feed.aclose()
+    async with aclosing(client.payments.changes(consumer="books")) as later:
+        found = await take(later, 2)
+        await found[0].failed("away")
+        await anyio.sleep(3)
+        again = await take(later, 1)
+        assert keys(again) == "c"
+        await again[0].done()
+        assert await behind(client) == (0, "")
 
 
-async def test_of_two_that_came_again_the_first_may_be_done(sqlite_file_url: str) -> None:
+async def test_of_two_that_came_again_the_first_may_be_done(client: AsyncClient, feed: Any) -> None:
     """The second is not, and the other way round both are."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "abc")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            for change in await take(feed, 3):
-                await change.failed("away")
-            await anyio.sleep(3)
-            found = await take(feed, 3)
-            await found[0].done()
-            assert await behind(client) == (0, "bc")
-            await found[2].done()
-            assert await behind(client) == (0, "")
+    await enqueue(client, "abc")
+    for change in await take(feed, 3):
+        await change.failed("away")
+    await anyio.sleep(3)
+    found = await take(feed, 3)
+    await found[0].done()
+    assert await behind(client) == (0, "bc")
+    await found[2].done()
+    assert await behind(client) == (0, "")
 
 
-async def test_a_change_may_be_done_after_all(sqlite_file_url: str) -> None:
+async def test_a_change_may_be_done_after_all(client: AsyncClient, feed: Any) -> None:
     """A handler that has said `failed` too early takes it back; the payment's later changes come at once."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, "a")
-        await client.payments.cancel("a", note="no")
-        await enqueue(client, "b")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            (first,) = await take(feed, 1)
-            await first.failed("away")
-            await first.done()
-            found = await take(feed, 2)
-            assert sorted(keys(found)) == ["a", "b"]
-            await found[0].done()
-            await found[1].done()
-        assert await rest(client) == ""
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no")
+    await enqueue(client, "b")
+    (first,) = await take(feed, 1)
+    await first.failed("away")
+    await first.done()
+    found = await take(feed, 2)
+    assert sorted(keys(found)) == ["a", "b"]
+    await found[0].done()
+    await found[1].done()
+    await feed.aclose()
+    assert await rest(client) == ""
 
 
 # Places

@@ -32,7 +32,7 @@ from mobilemoney_async.payments.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
-from tests.payments.service import PHONE_NUMBER, Outage, make_world
+from tests.payments.service import PHONE_NUMBER, Outage, World, make_world
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
@@ -65,13 +65,12 @@ async def dispatch(client: AsyncClient, seconds: float = 12, **options: Any) -> 
 
 
 @pytest.mark.new_database
-async def test_a_payment_is_queued_with_the_order_or_not_at_all(store_url: str) -> None:
+async def test_a_payment_is_queued_with_the_order_or_not_at_all(world: World) -> None:
     """On the driver's own connection: committed it is sent once, rolled back it never was."""
-    world = make_world(store_url)
     async with world.client(world.store()) as client:
         await client.payments.unresolved()
         store = world.store()
-        with driver(store_url) as connection:
+        with driver(world.url) as connection:
             connection.execute("CREATE TABLE orders (id TEXT)")
             connection.commit()
             connection.execute("INSERT INTO orders VALUES ('a')")
@@ -106,38 +105,33 @@ async def test_a_program_older_than_the_tables_queues_nothing(sqlite_file_url: s
     assert world.states() == ["QUEUED"]
 
 
-async def test_the_same_key_is_the_same_payment(store_url: str) -> None:
+async def test_the_same_key_is_the_same_payment(world: World, client: AsyncClient) -> None:
     """Whether it is queued, sent or refused; other parameters are a conflict, and change nothing."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first = await client.payments.enqueue(**ORDER, idempotency_key="a")
-        assert await client.payments.enqueue(**ORDER, idempotency_key="a") == first
-        for wrong in ({"amount": 1001}, {"type": "disbursement"}, {"phone_number": "+255681234599"}):
-            with pytest.raises(IdempotencyConflict):
-                await client.payments.enqueue(**{**ORDER, **wrong}, idempotency_key="a")
-        await dispatch(client)
-        again = await client.payments.enqueue(**ORDER, idempotency_key="a")
-        assert again.state is PaymentState.ACKNOWLEDGED
-        await dispatch(client)
-    assert world.sent == 1
-
-
-async def test_a_create_sends_a_queued_payment_now(store_url: str) -> None:
-    """Under the same key, with the same parameters."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.payments.enqueue(**ORDER, idempotency_key="a", extra={"note": "x"})
-        order: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 1000}
+    first = await client.payments.enqueue(**ORDER, idempotency_key="a")
+    assert await client.payments.enqueue(**ORDER, idempotency_key="a") == first
+    for wrong in ({"amount": 1001}, {"type": "disbursement"}, {"phone_number": "+255681234599"}):
         with pytest.raises(IdempotencyConflict):
-            await client.collections.create(**order, idempotency_key="a")
-        await client.collections.create(**order, idempotency_key="a", extra={"note": "x"})
-        await dispatch(client)
+            await client.payments.enqueue(**{**ORDER, **wrong}, idempotency_key="a")
+    await dispatch(client)
+    again = await client.payments.enqueue(**ORDER, idempotency_key="a")
+    assert again.state is PaymentState.ACKNOWLEDGED
+    await dispatch(client)
     assert world.sent == 1
 
 
-async def test_wrong_arguments_and_connections_are_refused_before_anything_is_written(store_url: str) -> None:
+async def test_a_create_sends_a_queued_payment_now(world: World, client: AsyncClient) -> None:
+    """Under the same key, with the same parameters."""
+    await client.payments.enqueue(**ORDER, idempotency_key="a", extra={"note": "x"})
+    order: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 1000}
+    with pytest.raises(IdempotencyConflict):
+        await client.collections.create(**order, idempotency_key="a")
+    await client.collections.create(**order, idempotency_key="a", extra={"note": "x"})
+    await dispatch(client)
+    assert world.sent == 1
+
+
+async def test_wrong_arguments_and_connections_are_refused_before_anything_is_written(world: World) -> None:
     """Each by a sentence that names the argument."""
-    world = make_world(store_url)
     wrong: list[dict[str, Any]] = [
         {"type": "gift"},
         {"phone_number": "0681"},
@@ -153,15 +147,15 @@ async def test_wrong_arguments_and_connections_are_refused_before_anything_is_wr
     async with world.client() as client:
         await client.payments.unresolved()
         store = world.store()
-        with driver(store_url) as connection:
+        with driver(world.url) as connection:
             for each in wrong:
                 with pytest.raises(InvalidRequest, match=next(iter(each))):
                     store.enqueue(connection, **{**ORDER, "idempotency_key": "a", **each})
-            for no_connection in (None, "x", object(), store_url):
+            for no_connection in (None, "x", object(), world.url):
                 with pytest.raises(InvalidRequest, match="connection"):
                     store.enqueue(no_connection, **ORDER, idempotency_key="a")
             connection.rollback()
-            if store_url.startswith("sqlite"):
+            if world.url.startswith("sqlite"):
                 connection.isolation_level = None
             else:
                 connection.autocommit = True
@@ -196,9 +190,8 @@ async def test_a_payment_is_due_at_its_very_moment(sqlite_file_url: str) -> None
     assert world.sent == 1
 
 
-async def test_a_key_is_cancelled_in_its_account_alone(store_url: str) -> None:
+async def test_a_key_is_cancelled_in_its_account_alone(world: World) -> None:
     """The queued payment of another account under the same key is sent."""
-    world = make_world(store_url)
     async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
         for client in (one, two):
             await client.payments.enqueue(**ORDER, idempotency_key="a")
@@ -232,23 +225,20 @@ async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(
     assert dispatcher.stats.sent == 5
 
 
-async def test_a_refused_and_an_unknown_payment_do_not_stop_the_others(store_url: str) -> None:
+async def test_a_refused_and_an_unknown_payment_do_not_stop_the_others(world: World, client: AsyncClient) -> None:
     """The first stays refused, the second is left to reconcile."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        for number in range(3):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
-        world.sandbox.script(faults.drop(processed=True), on="c2b")
-        await dispatch(client)
-        states = [await state(client, f"k{number}") for number in range(3)]
+    for number in range(3):
+        await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+    world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
+    world.sandbox.script(faults.drop(processed=True), on="c2b")
+    await dispatch(client)
+    states = [await state(client, f"k{number}") for number in range(3)]
     assert states == [PaymentState.REFUSED, PaymentState.UNKNOWN, PaymentState.ACKNOWLEDGED]
     assert world.sent == 3
 
 
-async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(store_url: str) -> None:
+async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(world: World) -> None:
     """It stays queued, with the reason, while the other one may exist."""
-    world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client:
         world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
         with pytest.raises(OutcomeUnknown):
@@ -285,9 +275,8 @@ async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(
 
 
 @pytest.mark.slow
-async def test_a_rejected_token_costs_no_payment(store_url: str) -> None:
+async def test_a_rejected_token_costs_no_payment(world: World) -> None:
     """The refusal says nothing about the payment, which goes back into the queue."""
-    world = make_world(store_url)
     async with world.client(auth="expired") as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         await dispatch(client)
@@ -312,9 +301,8 @@ async def test_a_refusal_that_proves_nothing_does_not_put_a_payment_back(sqlite_
     assert world.sent == 1 == len(world.made)
 
 
-async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(store_url: str) -> None:
+async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(world: World) -> None:
     """Also one that is cancelled in the last moment."""
-    world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         world.line.refuse = 1
@@ -376,23 +364,6 @@ async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(
 
 
 @pytest.mark.slow
-async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) -> None:
-    """What is on its way gets its answer, as long as that takes no more than ten seconds; the rest stays queued."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        for number in range(8):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        world.sandbox.script(faults.latency(3), on="c2b", times=8)
-        with anyio.move_on_after(4):
-            await dispatch(client, per_minute=60)
-        states = {await state(client, f"k{number}") for number in range(8)}
-        assert states == {PaymentState.ACKNOWLEDGED, PaymentState.QUEUED}
-        assert 3 <= world.sent <= 5
-        await dispatch(client)
-    assert world.sent == 8 == len(world.made)
-
-
-@pytest.mark.slow
 async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_url: str) -> None:
     """Under a rate limit that the queue has used up."""
     world = make_world(sqlite_file_url)
@@ -407,9 +378,8 @@ async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_u
 
 
 @pytest.mark.slow
-async def test_several_dispatchers_send_each_payment_once(store_url: str) -> None:
+async def test_several_dispatchers_send_each_payment_once(world: World) -> None:
     """One of them sends; another goes on when it leaves."""
-    world = make_world(store_url)
     async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
         for number in range(12):
             await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
@@ -442,28 +412,25 @@ async def test_each_account_has_a_queue_of_its_own(sqlite_file_url: str) -> None
         assert (await dispatch(two, 20)).stats.sent == 3 == world.sent
 
 
-async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str) -> None:
+async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(world: World, client: AsyncClient) -> None:
     """Then its key is used up; one that was sent cannot be."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.payments.enqueue(**ORDER, idempotency_key="a")
-        cancelled = await client.payments.cancel("a", note="changed their mind")
-        assert cancelled.state is PaymentState.CANCELLED
-        await dispatch(client, 5)
-        assert (await client.payments.enqueue(**ORDER, idempotency_key="a")).state is PaymentState.CANCELLED
-        with pytest.raises(StoreError):
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
-        for key in ("a", "nothing"):
-            with pytest.raises(StoreError) as caught:
-                await client.payments.cancel(key, note="again")
-            assert caught.value.outcome == "not_sent"
+    await client.payments.enqueue(**ORDER, idempotency_key="a")
+    cancelled = await client.payments.cancel("a", note="changed their mind")
+    assert cancelled.state is PaymentState.CANCELLED
+    await dispatch(client, 5)
+    assert (await client.payments.enqueue(**ORDER, idempotency_key="a")).state is PaymentState.CANCELLED
+    with pytest.raises(StoreError):
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+    for key in ("a", "nothing"):
+        with pytest.raises(StoreError) as caught:
+            await client.payments.cancel(key, note="again")
+        assert caught.value.outcome == "not_sent"
     assert world.sent == 0
 
 
 @pytest.mark.slow
-async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str) -> None:
+async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(world: World) -> None:
     """One that was provably not sent, like one that never was tried; one that may exist is refused again."""
-    world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client:
         await client.payments.enqueue(**ORDER, idempotency_key="unsent")
         world.line.refuse = 1
@@ -491,9 +458,8 @@ async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str)
     ]
 
 
-async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
+async def test_a_payment_is_taken_back_with_its_key(world: World) -> None:
     """A cancelled payment whose key is reusable is as one that was not sent; one that may exist is refused again."""
-    world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
         queued = await client.payments.cancel("a", note="no", reusable=True)
@@ -570,9 +536,8 @@ class SlowLogin:
         raise AssertionError
 
 
-async def test_a_payment_that_becomes_late_in_a_dispatcher_s_hands_is_not_sent(store_url: str) -> None:
+async def test_a_payment_that_becomes_late_in_a_dispatcher_s_hands_is_not_sent(world: World) -> None:
     """The decision is made in the transaction in which the dispatcher would begin to send."""
-    world = make_world(store_url)
     login = SlowLogin(world.sandbox.token)
     async with world.client(auth=login) as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_after=timedelta(seconds=20))
@@ -587,9 +552,8 @@ async def test_a_payment_that_becomes_late_in_a_dispatcher_s_hands_is_not_sent(s
     assert world.sent == 0
 
 
-async def test_a_create_that_waits_until_its_payment_is_late_does_not_send_it(store_url: str) -> None:
+async def test_a_create_that_waits_until_its_payment_is_late_does_not_send_it(world: World) -> None:
     """A create that begins after the `not_after` of a queued payment is a new wish, and sends it."""
-    world = make_world(store_url)
     login = SlowLogin(world.sandbox.token)
     async with world.client(auth=login) as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_after=timedelta(seconds=20))
@@ -604,9 +568,8 @@ async def test_a_create_that_waits_until_its_payment_is_late_does_not_send_it(st
     assert world.sent == 1
 
 
-async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that_has_it_in_hand(store_url: str) -> None:
+async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that_has_it_in_hand(world: World) -> None:
     """Once `cancel(reusable=True)` has returned, the queue does not send it, though its key may be used again."""
-    world = make_world(store_url)
     login = SlowLogin(world.sandbox.token)
     async with world.client(auth=login) as client, world.client(world.store()) as other:
         await client.payments.enqueue(**ORDER, idempotency_key="a")
@@ -620,53 +583,29 @@ async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that
 
 
 @pytest.mark.slow
-async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(store_url: str) -> None:
+async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(world: World, client: AsyncClient) -> None:
     """`enqueue` returns it as it is, and no dispatcher sends it; released, a create does, after a look in the list."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.collections.create(phone_number=PHONE_NUMBER, amount=1, idempotency_key="earlier")
-        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
-        with pytest.raises(OutcomeUnknown):
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
-        seen = list[PaymentState]()
-
-        async def enqueue_in_vain() -> None:
-            seen.append((await client.payments.enqueue(**ORDER, idempotency_key="a")).state)
-            await dispatch(client, 5)
-
-        await enqueue_in_vain()
-        await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="later")
-        for _ in range(3):
-            await anyio.sleep(3600)
-            await client.payments.reconcile()
-        await enqueue_in_vain()
-        await client.payments.confirm_absent("a", note="Asha: looked")
-        await enqueue_in_vain()
-        assert (seen, world.sent) == ([PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED], 3)
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=1, idempotency_key="earlier")
+    world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+    with pytest.raises(OutcomeUnknown):
         await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+    seen = list[PaymentState]()
+
+    async def enqueue_in_vain() -> None:
+        seen.append((await client.payments.enqueue(**ORDER, idempotency_key="a")).state)
+        await dispatch(client, 5)
+
+    await enqueue_in_vain()
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="later")
+    for _ in range(3):
+        await anyio.sleep(3600)
+        await client.payments.reconcile()
+    await enqueue_in_vain()
+    await client.payments.confirm_absent("a", note="Asha: looked")
+    await enqueue_in_vain()
+    assert (seen, world.sent) == ([PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED], 3)
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
     assert world.sent == 4
-
-
-@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
-async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_url: str) -> None:
-    """As an empty float gives them; it goes on after `resume`."""
-    world, events = make_world(sqlite_file_url), list[Event]()
-    async with world.client(on_event=events.append) as client:
-        for number in range(25):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=100)
-        async with client.dispatcher(per_minute=600) as dispatcher:
-            await anyio.sleep(6)
-            assert world.sent == 20
-            assert dispatcher.stats.paused is not None and dispatcher.stats.finishes_at is None
-            assert [type(each) for each in events if isinstance(each, DispatcherPaused)] == [DispatcherPaused]
-            # Nor does another process go on, to have as many refused.
-            async with world.client() as other:
-                assert (await dispatch(other, 3, per_minute=600)).stats.queued == 5
-            assert world.sent == 20
-            dispatcher.resume()
-            await anyio.sleep(3)
-            assert world.sent == 25
 
 
 @pytest.mark.slow
@@ -713,20 +652,6 @@ async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
             await anyio.sleep(10)
             assert world.sent == number + 1
-
-
-async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -> None:
-    """It sends nothing until it is resumed."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client, client.dispatcher() as dispatcher:
-        dispatcher.pause()
-        await client.payments.enqueue(**ORDER, idempotency_key="a")
-        await anyio.sleep(10)
-        assert world.sent == 0
-        dispatcher.resume()
-        await anyio.sleep(5)
-        assert world.sent == 1
-        assert dispatcher.stats.sent == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import OutcomeUnknown, RateLimiter, SQLStore, StoreError, Transaction
+from mobilemoney_async import AsyncClient, OutcomeUnknown, RateLimiter, SQLStore, StoreError, Transaction
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
@@ -101,15 +101,13 @@ async def test_a_day_of_payments_is_counted_by_what_became_of_them(store_url: st
 
 
 @on_asyncio
-async def test_a_day_begins_at_midnight_in_tanzania(store_url: str) -> None:
+async def test_a_day_begins_at_midnight_in_tanzania(world: World, client: AsyncClient) -> None:
     """At 21:00 UTC: a payment of a minute before is yesterday's, and still open."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.advance(9 * 3600 - 60)
-        await client.collections.create(phone_number=STAYS_OPEN, amount=1_000, idempotency_key="yesterday")
-        before = await look(world)
-        await world.advance(61)
-        found = await look(world)
+    await world.advance(9 * 3600 - 60)
+    await client.collections.create(phone_number=STAYS_OPEN, amount=1_000, idempotency_key="yesterday")
+    before = await look(world)
+    await world.advance(61)
+    found = await look(world)
     assert (before.pending, found.pending, found.today) == (1, 1, [])
     assert before.day_began_at == datetime(2026, 1, 1, 21, tzinfo=UTC)
     assert found.day_began_at == datetime(2026, 1, 2, 21, tzinfo=UTC)
@@ -131,9 +129,8 @@ async def test_sums_are_exact(store_url: str) -> None:
 
 @pytest.mark.costly("runs lines of sharing/overview.py that no quick test runs")
 @on_asyncio
-async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_url: str) -> None:
+async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(world: World) -> None:
     """By the rate limit, and not before the last payment may go; without a dispatcher it never ends."""
-    world = make_world(store_url)
     async with world.client(rate_limiter=RateLimiter()) as client:
         for number in range(40):
             await client.payments.enqueue(
@@ -149,7 +146,7 @@ async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_u
             found = await look(world)
             assert found.has_dispatcher
             assert found.queue_done_at == NOON + timedelta(hours=1)
-            await write(store_url, lambda each: each.execute(schema.payments.update().values(not_before=None)))
+            await write(world.url, lambda each: each.execute(schema.payments.update().values(not_before=None)))
             await world.advance(30)
             found = await look(world)
             seconds = 60 * max(0, found.queued - BURST) / REQUESTS_PER_MINUTE
@@ -187,9 +184,8 @@ async def test_a_clock_that_was_set_back_leaves_no_figure_of_the_limit() -> None
 
 
 @on_asyncio
-async def test_what_needs_a_decision_is_shown(store_url: str) -> None:
+async def test_what_needs_a_decision_is_shown(world: World) -> None:
     """Unknown payments, one whose sender has died, a contradicted one, and transactions that nobody claims."""
-    world = make_world(store_url)
     states: list[dict[str, Any]] = [
         {"state": "UNKNOWN"},
         {"state": "ABSENT"},
@@ -210,7 +206,7 @@ async def test_what_needs_a_decision_is_shown(store_url: str) -> None:
             insert_line(connection, "explained" if number == 0 else "open", transaction_id=f"s-{number:02}")
         connection.execute(schema.accounts.insert(), {"account": "default", "due_since": NOON})
 
-    await write(store_url, fill)
+    await write(world.url, fill)
     found = await look(world)
     assert [each.key for each in found.needs_attention] == ["k0", "k1", "k2", "k4"]
     assert (found.sending, found.pending, found.unknown) == (1, 1, 4)
@@ -255,9 +251,8 @@ async def test_the_last_hour_is_found_among_many_changes(
 
 
 @on_asyncio
-async def test_the_lag_is_that_of_the_latest_ends(store_url: str) -> None:
+async def test_the_lag_is_that_of_the_latest_ends(world: World) -> None:
     """The median, so that one payment which was found late does not hide the others; never below nothing."""
-    world = make_world(store_url)
 
     async def lag_of(*seconds: int) -> float | None:
         def fill(connection: sa.Connection) -> None:
@@ -273,7 +268,7 @@ async def test_the_lag_is_that_of_the_latest_ends(store_url: str) -> None:
                 change = {"account": "default", "name": f"k{number}", "entry": 1, "state": "FINAL", "at": NOON}
                 connection.execute(schema.changes.insert(), change)
 
-        await write(store_url, fill)
+        await write(world.url, fill)
         return (await look(world)).lag
 
     assert await lag_of(3, 1, 600) == 3
@@ -281,11 +276,11 @@ async def test_the_lag_is_that_of_the_latest_ends(store_url: str) -> None:
 
 
 @on_asyncio
-async def test_nothing_is_written_and_no_writer_is_waited_for(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_written_and_no_writer_is_waited_for(
+    world: World, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A view that is open all day is in nobody's way, and nobody is in its."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.collections.create(**ORDER, idempotency_key="k")
+    await client.collections.create(**ORDER, idempotency_key="k")
     own = account_store(world.store())
     await own.database.open()
 
@@ -293,7 +288,7 @@ async def test_nothing_is_written_and_no_writer_is_waited_for(store_url: str, mo
         raise AssertionError("something is written")
 
     monkeypatch.setattr(own.database, "write", refuse)
-    engine = sa.create_engine(store_url)
+    engine = sa.create_engine(world.url)
     with engine.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "SELECT 1")
         connection.execute(sa.text("UPDATE mobilemoney_payment_records SET walks = 1"))

@@ -22,11 +22,9 @@ from mobilemoney_async import (
     TransactionNotFound,
     TransactionStatus,
 )
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import Source
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio
+from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio, record_seen
 from tests.support.fakes import PHONE_NUMBER as PAYS
 from tests.support.fakes import FakeTransport, acknowledgement, make_client
 from tests.support.server import Response
@@ -53,21 +51,18 @@ async def fill(world: World) -> None:
             await client.disbursements.create(phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
 
 
-async def test_any_limit_is_taken_and_no_other_type(store_url: str) -> None:
+async def test_any_limit_is_taken_and_no_other_type(client: AsyncClient) -> None:
     """A limit larger than any database is as good as none; a mistyped type is refused, not found empty."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.collections.create(**ORDER, idempotency_key="order-1")
-        (payment,) = await client.payments.list(type="collection", limit=10**30)
-        assert payment.key == "order-1"
-        for kind in ("colection", "collections", "", 7):
-            with pytest.raises(InvalidRequest, match="type must be collection or disbursement"):
-                await client.payments.list(type=kind)  # type: ignore[arg-type]
+    await client.collections.create(**ORDER, idempotency_key="order-1")
+    (payment,) = await client.payments.list(type="collection", limit=10**30)
+    assert payment.key == "order-1"
+    for kind in ("colection", "collections", "", 7):
+        with pytest.raises(InvalidRequest, match="type must be collection or disbursement"):
+            await client.payments.list(type=kind)  # type: ignore[arg-type]
 
 
-async def test_payments_are_listed(store_url: str) -> None:
+async def test_payments_are_listed(world: World) -> None:
     """Payments are listed oldest first, by one state or several, by type, since a time, and up to a number."""
-    world = make_world(store_url)
     async with world.client() as client:
         assert await client.payments.list() == []
         assert await client.payments.unresolved() == []
@@ -119,9 +114,8 @@ async def test_what_a_list_refuses(sqlite_file_url: str, argument: str, value: A
     assert caught.value.argument == argument
 
 
-async def test_payments_are_found_by_any_name(store_url: str) -> None:
+async def test_payments_are_found_by_any_name(world: World) -> None:
     """A transaction id, a reference, an external id and a key all find their payment, in whatever state it is."""
-    world = make_world(store_url)
     async with world.client() as client, world.client(store=world.store(account="other")) as other:
         first = await client.collections.create(**ORDER, idempotency_key="order-1", extra={"external_id": "shop/1"})
         second = await client.disbursements.create(**ORDER, idempotency_key="order-2")
@@ -142,61 +136,44 @@ async def test_payments_are_found_by_any_name(store_url: str) -> None:
         assert await client.payments.find(["shop/%", "ORDER-1", "'; --"]) == []
 
 
-async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -> None:
+async def test_the_external_id_that_the_service_shows_is_found(world: World, client: AsyncClient) -> None:
     """Where a final transaction has an external id that was not sent by us, the payment goes by it from then on."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        made = await client.collections.create(**ORDER, idempotency_key="order-1")
-        shown = attrs.evolve(await client.transactions.get(made.transaction_id), external_id="shop/1")
-        ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
-        assert client._store is not None
-        await client._store.database.write(
-            lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
-        )
-        (record,) = await client.payments.find("shop/1")
-        assert (record.external_id, record.transaction) == ("shop/1", ended)
+    made = await client.collections.create(**ORDER, idempotency_key="order-1")
+    shown = attrs.evolve(await client.transactions.get(made.transaction_id), external_id="shop/1")
+    ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
+    await record_seen(world, ended)
+    (record,) = await client.payments.find("shop/1")
+    assert (record.external_id, record.transaction) == ("shop/1", ended)
 
 
-async def test_a_final_state_stays_whatever_the_service_shows_later(store_url: str) -> None:
+async def test_a_final_state_stays_whatever_the_service_shows_later(world: World, client: AsyncClient) -> None:
     """Another final state is an error, and one entry of the payment's history."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        made = await client.collections.create(**ORDER, idempotency_key="order-1")
-        shown = await client.transactions.get(made.transaction_id)
-        said = []
-        for status in (TransactionStatus.SUCCESS, TransactionStatus.FAILED):
-            ended = attrs.evolve(shown, status=status)
-            assert client._store is not None
-            said.append(
-                await client._store.database.write(
-                    lambda each, ended=ended: Journal(each, "default").record_seen(  # type: ignore[misc]
-                        ended, source=Source.POLL, at=world.utcnow()
-                    )
-                )
-            )
-        assert said[0] is None and "was finally SUCCESS, and is FAILED" in str(said[1])
-        record = await client.payments.get("order-1")
+    made = await client.collections.create(**ORDER, idempotency_key="order-1")
+    shown = await client.transactions.get(made.transaction_id)
+    said = []
+    for status in (TransactionStatus.SUCCESS, TransactionStatus.FAILED):
+        ended = attrs.evolve(shown, status=status)
+        said.append(await record_seen(world, ended))
+    assert said[0] is None and "was finally SUCCESS, and is FAILED" in str(said[1])
+    record = await client.payments.get("order-1")
     assert record is not None and record.status == TransactionStatus.SUCCESS
     assert [each.what for each in record.history] == ["sent", "acknowledged", "final", "contradiction"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)
-async def test_the_end_of_another_payment_is_not_recorded(store_url: str, other: dict[str, Any]) -> None:
+async def test_the_end_of_another_payment_is_not_recorded(
+    world: World, client: AsyncClient, other: dict[str, Any]
+) -> None:
     """What the service shows under a payment's id ends that payment only if it may be the same one."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        made = await client.collections.create(**ORDER, idempotency_key="order-1")
-        shown = await client.transactions.get(made.transaction_id)
-        ended = attrs.evolve(shown, status=TransactionStatus.SUCCESS, **other)
-        assert client._store is not None
-        said = await client._store.database.write(
-            lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
-        )
-        assert "another type, amount or phone number" in str(said)
-        record = await client.payments.get("order-1")
-        assert record is not None
-        assert record.state is PaymentState.ACKNOWLEDGED
+    made = await client.collections.create(**ORDER, idempotency_key="order-1")
+    shown = await client.transactions.get(made.transaction_id)
+    ended = attrs.evolve(shown, status=TransactionStatus.SUCCESS, **other)
+    said = await record_seen(world, ended)
+    assert "another type, amount or phone number" in str(said)
+    record = await client.payments.get("order-1")
+    assert record is not None
+    assert record.state is PaymentState.ACKNOWLEDGED
 
 
 async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
@@ -246,9 +223,8 @@ async def test_an_unknown_key_is_none(store_url: str) -> None:
                 await client.payments.get(key)
 
 
-async def test_a_store_outlives_its_clients(store_url: str) -> None:
+async def test_a_store_outlives_its_clients(world: World) -> None:
     """One store serves one client after the other, and several at once."""
-    world = make_world(store_url)
     store = world.store()
     async with world.client(store) as one:
         async with world.client(store) as other:
@@ -296,9 +272,8 @@ def make_other(world: World) -> Any:
 
 
 @pytest.mark.real_time
-async def test_an_ambiguous_payment_becomes_the_transaction_that_someone_names(store_url: str) -> None:
+async def test_an_ambiguous_payment_becomes_the_transaction_that_someone_names(world: World) -> None:
     """Its key then gives that transaction, and duplicates may be sent again."""
-    world = make_world(store_url)
     async with world.client() as client, make_other(world) as other:
         ours, theirs = await lose_among_others(world, client, other)
         (record,) = await client.payments.reconcile()

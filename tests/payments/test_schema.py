@@ -11,7 +11,7 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import ConnectionFailed, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, ConnectionFailed, SQLStore, StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
@@ -19,7 +19,7 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import find_named
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import ORDER, make_world, on_asyncio, rows
+from tests.payments.service import ORDER, World, on_asyncio, rows
 from tests.payments.tables import insert_payment
 from tests.support.patience import PATIENCE
 from tests.support.talk import talk
@@ -89,31 +89,31 @@ async def test_a_database_of_another_version_is_refused(store_url: str, other: i
 
 
 @pytest.mark.parametrize("other", [schema.VERSION + 1, schema.VERSION - 1])
-async def test_a_process_that_began_before_the_tables_changed_sends_nothing(store_url: str, other: int) -> None:
+async def test_a_process_that_began_before_the_tables_changed_sends_nothing(
+    world: World, client: AsyncClient, other: int
+) -> None:
     """Each transaction that begins a payment checks the version; an answer that is on its way is still recorded."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        world.line.refuse = 99
-        with pytest.raises(ConnectionFailed):
-            await client.collections.create(**ORDER, idempotency_key="order-1")
-        world.line.refuse = 0
+    world.line.refuse = 99
+    with pytest.raises(ConnectionFailed):
+        await client.collections.create(**ORDER, idempotency_key="order-1")
+    world.line.refuse = 0
 
-        def change(_: object) -> None:
-            with sa.create_engine(store_url, poolclass=sa.pool.NullPool).begin() as connection:
-                connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {other}"))
+    def change(_: object) -> None:
+        with sa.create_engine(world.url, poolclass=sa.pool.NullPool).begin() as connection:
+            connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {other}"))
 
-        world.line.before = lambda request: change(request) if request.method == "POST" else None
-        paid = await client.collections.create(**{**ORDER, "amount": 7}, idempotency_key="order-2")
-        for key in ("order-1", "order-3"):
-            with pytest.raises(StoreError, match=OTHER[other]) as caught:
-                await client.collections.create(**ORDER, idempotency_key=key)
-            assert caught.value.outcome == "not_sent"
-        with pytest.raises(StoreError, match=OTHER[other]):
-            await client.payments.enqueue(**{**ORDER, "amount": 8}, type="collection", idempotency_key="order-4")
-        record = await client.payments.get("order-2")
-        assert record is not None
-        assert record.transaction_id == paid.transaction_id
-        assert await client.payments.get("order-3") is None
+    world.line.before = lambda request: change(request) if request.method == "POST" else None
+    paid = await client.collections.create(**{**ORDER, "amount": 7}, idempotency_key="order-2")
+    for key in ("order-1", "order-3"):
+        with pytest.raises(StoreError, match=OTHER[other]) as caught:
+            await client.collections.create(**ORDER, idempotency_key=key)
+        assert caught.value.outcome == "not_sent"
+    with pytest.raises(StoreError, match=OTHER[other]):
+        await client.payments.enqueue(**{**ORDER, "amount": 8}, type="collection", idempotency_key="order-4")
+    record = await client.payments.get("order-2")
+    assert record is not None
+    assert record.transaction_id == paid.transaction_id
+    assert await client.payments.get("order-3") is None
     assert world.sent == 1
     assert world.states() == ["NOT_SENT", "ACKNOWLEDGED"]
 
