@@ -267,6 +267,17 @@ class TestNoCode:
         assert error.code is None
         assert not error.is_certain
 
+    @pytest.mark.parametrize("body", [b"", b"Unauthorized", b"{}", b"[]", b"null"])
+    def test_a_bare_401_renews_the_token_of_a_read_only(self, body: bytes) -> None:
+        """Enough to try a read again, not to send money a second time: a create is refused as far as is known."""
+        read = refused(GET_TRANSACTION, answer(body, 401))
+        create = refused(CREATE_COLLECTION, answer(body, 401))
+        assert type(read) is InvalidToken
+        assert type(create) is AuthenticationError
+        assert (create.outcome, create.is_certain, read.is_certain) == ("refused", False, False)
+        assert (create.status_code, read.status_code) == (401, 401)
+        assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
+
 
 HTML = b"<html><body>\n <h1>Bad Gateway</h1></body></html>"
 UNUSABLE = {
