@@ -148,29 +148,6 @@ class TestWholeDays:
         for query in service.queries:
             assert (query["from"], query.get("to"), query["limit"]) == ("2025-12-31", sent, "100")
 
-    @ORDERS
-    @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: min(count, 100), lambda count: count])
-    @pytest.mark.parametrize("beyond", [lambda page, last: page, lambda page, last: last, refuse])
-    async def test_a_list_may_miscount_and_end_as_it_likes(
-        self, service: RecordingService, newest_first: bool, total_count: Any, beyond: Any
-    ) -> None:
-        """A total of 0 or one with a cap; beyond its end an empty page, the last one again, or an error."""
-        fill(service, 530)
-        service.list = ListBehaviour(newest_first=newest_first, total_count=total_count, beyond=beyond, page_size=50)
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
-        assert (walk.is_complete, shown(walk)) == (True, ids(service))
-        assert service.lists <= 11 + 3
-
-    async def test_a_total_above_the_rows_forbids_a_whole(self, service: RecordingService) -> None:
-        """A service that counts more than it shows hides something; asking for ever would not show it."""
-        fill(service, 250)
-        service.list.total_count = lambda count: 10**9
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
-        assert (walk.is_complete, shown(walk)) == (False, ids(service))
-        assert service.lists == 2 * (3 + 20)
-
     async def test_pages_may_be_thin_or_empty_in_the_middle(self, service: RecordingService) -> None:
         """A service that filters its pages after it has cut them leaves holes, which are no end."""
         fill(service, 1_000)
