@@ -228,11 +228,6 @@ def _read_error(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Mo
         kind: Any = getattr(errors, read(fields, "type", str), MobileMoneyError)
         if not (_is_error(kind) and issubclass(kind, cl)):
             raise _WrongValue(f"expected {cl.__name__}")
-        fields = {**fields.get("attributes", {}), **fields}  # apart from the rest in data of earlier versions
-        if "args" not in fields and issubclass(kind, errors.APIError):  # a refused lookup, as still earlier ones did
-            message, status_code = read(fields, "message", str), read(fields, "status_code", int)
-            error = kind(message, status_code=status_code, code=read(fields, "code", str | None))
-            return error
         error = kind.__new__(kind)
         error.args = read(fields, "args", tuple[str, ...])
         for name in ERROR_ATTRIBUTES.keys() & fields.keys():

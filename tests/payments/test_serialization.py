@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mobilemoney_async import InvalidTransactionId, MobileMoneyError, StoreError, TransactionNotFound
+from mobilemoney_async import MobileMoneyError, StoreError
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Fees, Settlement, Transaction
 from mobilemoney_async.contract.plain import DecodeError
@@ -56,46 +56,6 @@ def test_a_transaction_comes_back_as_it_was(transaction: Transaction) -> None:
     text = dump(transaction)
     assert load(Transaction, text) == transaction
     assert text.isascii()
-
-
-def test_an_acknowledgement_comes_back_as_it_was() -> None:
-    """With money as it was written."""
-    sample = samples.acknowledgement(amount="1000.00")
-    acknowledgement = reader(Acknowledgement)(json.dumps(sample).encode())
-    again = load(Acknowledgement, dump(acknowledgement))
-    assert again == acknowledgement
-    assert str(again.amount) == str(Decimal("1000.00"))
-
-
-@pytest.mark.parametrize("kind", [TransactionNotFound, InvalidTransactionId])
-def test_a_refusal_comes_back_as_it_was(kind: type[TransactionNotFound]) -> None:
-    """By class, text, status, code, and what it proves."""
-    error = kind("no such thing", status_code=404, code="SOME_CODE", is_certain=False)
-    again = load(MobileMoneyError, dump(error))
-    assert type(again) is kind
-    assert isinstance(again, kind)
-    assert (str(again), again.status_code, again.code) == (str(error), 404, "SOME_CODE")
-    assert again.is_certain is False
-
-
-def test_an_unknown_error_comes_back_as_its_base() -> None:
-    """Text of a later release is not taken for something else."""
-    again = load(MobileMoneyError, dump(StoreError("odd")).replace("StoreError", "LaterError"))
-    assert type(again) is MobileMoneyError
-    assert str(again) == "odd"
-
-
-def test_a_refusal_written_by_an_earlier_version_comes_back() -> None:
-    """News that a process has written before its update is read by the others after theirs."""
-    again = load(
-        MobileMoneyError, '{"type": "TransactionNotFound", "message": "no such thing", "status_code": 404, "code": "X"}'
-    )
-    assert type(again) is TransactionNotFound
-    assert (str(again), again.status_code, again.code) == ("X (HTTP 404): no such thing", 404, "X")
-    again = load(MobileMoneyError, '{"type": "TransactionNotFound", "args": ["X"], "attributes": {"status_code": 404}}')
-    assert type(again) is TransactionNotFound
-    assert (str(again), again.status_code) == ("X", 404)
-    assert again.is_certain
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"id": 1}', "[", "\ud800"])
