@@ -220,26 +220,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
         monkeypatch.setattr(url_module, "PATIENCE", 0.5)
 
 
-@pytest.mark.usefixtures("impatient")
-@BOTH
-async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> None:
-    """Without the store a create raises StoreError before anything is sent, and works again when the store is back."""
-    sandbox, orders = Sandbox(choices=Choices(rate_limit=None), balance=10**9), make_orders(seed=3, count=40)
-    merchant = open_merchant(sandbox, store_url, orders)
-    async with merchant.client:
-        assert not await merchant.try_all(orders[:5], tasks=1)
-        with away(store_url):
-            with anyio.fail_after(PATIENCE):
-                left = await merchant.try_all(orders[5:])
-        assert len(left) == 35
-        assert merchant.errors == {StoreError: 35}
-        assert creates(sandbox) == 5
-        while left:  # on a busy machine half a second is not much
-            left = await merchant.try_all(left)
-        assert len(await merchant.check()) == 40
-    all_is_paid(sandbox, orders)
-
-
 @pytest.mark.costly("runs lines of database/engine.py that no quick test runs")
 @pytest.mark.usefixtures("impatient")
 @BOTH
