@@ -43,7 +43,9 @@ from tests.support.fakes import (
     acknowledgement,
     held,
     logged_in,
+    look_up,
     make_client,
+    pay,
     refusal,
     script,
     service,
@@ -52,14 +54,6 @@ from tests.support.fakes import (
 from tests.support.server import Response
 
 PAYMENT, LOOKUP = Priority.PAYMENT, Priority.LOOKUP
-
-
-async def pay(client: AsyncClient) -> object:
-    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
-async def look_up(client: AsyncClient) -> object:
-    return await client.transactions.get("tx-1")
 
 
 # -- before a request leaves -------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ from tests.calls.ways import connect
 from tests.support.fakes import (
     EMAIL,
     PASSWORD,
-    PHONE_NUMBER,
     FakeTransport,
     Hang,
     held,
+    look_up,
     make_client,
+    pay,
     refusal,
     replies,
     script,
@@ -33,16 +34,8 @@ asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=Tr
 WIDE = {"per_minute": 6_000_000, "burst": 100_000}
 
 
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
-async def look_up(client: AsyncClient) -> None:
-    await client.transactions.get("tx-1")
-
-
 async def give_up(
-    client: AsyncClient, call: Callable[[AsyncClient], Awaitable[None]] = pay, after: float = 5.0
+    client: AsyncClient, call: Callable[[AsyncClient], Awaitable[object]] = pay, after: float = 5.0
 ) -> None:
     """Cancel a call after a while, and make sure that it ended by that and then."""
     start = anyio.current_time()

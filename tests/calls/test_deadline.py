@@ -24,13 +24,14 @@ from tests.support.fakes import (
     LOGIN,
     NOON,
     PASSWORD,
-    PHONE_NUMBER,
     FakeTransport,
     Hang,
     Sent,
     Step,
     held,
+    look_up,
     make_client,
+    pay,
     refusal,
     script,
     service,
@@ -38,14 +39,6 @@ from tests.support.fakes import (
 from tests.support.server import NeverAnswer, Response, serve
 
 ONCE = RetryPolicy(max_attempts=1)
-
-
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
-async def look_up(client: AsyncClient) -> None:
-    await client.transactions.get("tx-1")
 
 
 class Stopwatch:

@@ -17,6 +17,7 @@ from tests.support.fakes import (
     Hang,
     logged_in,
     make_client,
+    pay,
     refusal,
     replies,
     script,
@@ -33,10 +34,6 @@ SECRETS = [TOKEN, LOGIN_TOKEN, PASSWORD, OTP, RESET_TOKEN, NEW_PASSWORD, PHONE_N
 
 def secrets_in(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
-
-
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
 
 
 async def look_up(client: AsyncClient) -> None:

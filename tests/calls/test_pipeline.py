@@ -48,12 +48,15 @@ from tests.support.fakes import (
     Step,
     acknowledgement,
     logged_in,
+    look_up,
     make_client,
+    pay,
     refusal,
     replies,
     script,
     service,
     transaction,
+    verify,
 )
 from tests.support.scale import examples
 from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, Trickle, serve
@@ -61,23 +64,11 @@ from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, 
 Call = Callable[[AsyncClient], Coroutine[Any, Any, object]]
 
 
-async def collect(client: AsyncClient) -> object:
-    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
 async def disburse(client: AsyncClient) -> object:
     return await client.disbursements.create(phone_number=PHONE_NUMBER, amount=1000)
 
 
-async def look_up(client: AsyncClient) -> object:
-    return await client.transactions.get("tx-1")
-
-
-async def verify(client: AsyncClient) -> object:
-    return await client.users.verify_otp(PHONE_NUMBER, "123456")
-
-
-CREATES = [pytest.param(collect, id="c2b"), pytest.param(disburse, id="b2c")]
+CREATES = [pytest.param(pay, id="c2b"), pytest.param(disburse, id="b2c")]
 
 ACCEPTED = acknowledgement()
 HALF = len(ACCEPTED.to_bytes()) - 20
@@ -174,7 +165,7 @@ async def test_whatever_was_refused_a_connection_was_not_sent(call: Call, closed
         with pytest.raises(ConnectionFailed) as caught:
             await call(client)
     assert caught.value.outcome == "not_sent"
-    assert bool(caught.value.idempotency_key) is (call in {collect, disburse})
+    assert bool(caught.value.idempotency_key) is (call in {pay, disburse})
     assert 1.75 <= anyio.current_time() - start <= 3.5  # three pauses
 
 
@@ -237,7 +228,7 @@ async def test_a_rate_limited_call_gives_up_after_its_attempts() -> None:
     """The error of a create that is rejected each time means that no money moved."""
     transport = FakeTransport(lambda sent: refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=1))
     with pytest.raises(RateLimitExceeded) as caught:
-        await collect(make_client(transport))
+        await pay(make_client(transport))
     assert len(transport.sent) == 4
     assert caught.value.outcome == "refused"
     assert caught.value.retry_after == 1
@@ -250,7 +241,7 @@ async def test_too_long_a_retry_after_raises_at_once() -> None:
     client = make_client(transport)
     start = anyio.current_time()
     with pytest.raises(RateLimitExceeded) as caught:
-        await collect(client)
+        await pay(client)
     assert anyio.current_time() == start
     assert caught.value.retry_after == 121
     await look_up(client)
@@ -279,7 +270,7 @@ async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -
     source = CountingSource()
     transport = FakeTransport(lambda sent: refusal(code, 401))
     with pytest.raises(InvalidToken) as caught:
-        await collect(make_client(transport, auth=source))
+        await pay(make_client(transport, auth=source))
     assert len(transport.sent) == 2
     assert source.refused == [("token-1", False), ("token-2", True)]
     assert (caught.value.outcome, caught.value.code) == ("refused", code)
@@ -426,7 +417,7 @@ def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
         error: MobileMoneyError | None = None
         start = anyio.current_time()
         try:
-            await collect(client)
+            await pay(client)
         except MobileMoneyError as exc:
             error = exc
         now = anyio.current_time()
@@ -450,7 +441,7 @@ def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(
-    arrivals=st.lists(st.tuples(st.floats(0, 30), st.sampled_from([collect, look_up])), min_size=20, max_size=90),
+    arrivals=st.lists(st.tuples(st.floats(0, 30), st.sampled_from([pay, look_up])), min_size=20, max_size=90),
     answers=st.lists(st.tuples(st.sampled_from(LIMITED), st.floats(0, 3) | st.floats(0, 20)), max_size=30),
     lifetime=st.integers(61, 120),
     late=late,

@@ -30,30 +30,20 @@ from tests.support.fakes import (
     CountingSource,
     FakeTransport,
     acknowledgement,
+    look_up,
     make_client,
+    pay,
     script,
     service,
+    verify,
 )
 from tests.support.scale import examples
 from tests.support.server import Response
 
-
-async def create(client: AsyncClient) -> object:
-    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
-async def look_up(client: AsyncClient) -> object:
-    return await client.transactions.get("tx-1")
-
-
-async def verify(client: AsyncClient) -> object:
-    return await client.users.verify_otp(PHONE_NUMBER, "123456")
-
-
 CALLS: dict[Effect, Callable[[AsyncClient], Awaitable[object]]] = {
     Effect.READ: look_up,
     Effect.SESSION: verify,
-    Effect.MONEY: create,
+    Effect.MONEY: pay,
 }
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -256,7 +246,7 @@ def test_no_answer_sends_money_twice_or_refuses_it_without_evidence(backend: Any
         transport = FakeTransport(script(*steps))
         error: MobileMoneyError | None = None
         try:
-            await create(make_client(transport, auth=CountingSource()))
+            await pay(make_client(transport, auth=CountingSource()))
         except MobileMoneyError as exc:
             error = exc
         creates = sum(sent.method == "POST" for sent in transport.sent)  # others look a transaction up
@@ -286,7 +276,7 @@ async def test_the_header_holds_the_limiter_too() -> None:
     transport = FakeTransport(script(Response(429, body, {"retry-after": "20"})))
     client = make_client(transport)
     with pytest.raises(APIError) as caught:
-        await create(client)
+        await pay(client)
     assert type(caught.value) is APIError
     assert (caught.value.outcome, caught.value.is_certain, caught.value.retry_after) == ("refused", False, 20.0)
     await look_up(client)
@@ -310,7 +300,7 @@ async def test_a_replayed_create_may_still_be_refused_softly() -> None:
     source = CountingSource()
     transport = FakeTransport(script(response(401, "expired token"), response(401, "html")))
     with pytest.raises(AuthenticationError) as caught:
-        await create(make_client(transport, auth=source))
+        await pay(make_client(transport, auth=source))
     assert (caught.value.outcome, caught.value.is_certain) == ("refused", False)
     assert source.refused == [("token-1", False), ("token-2", True)]
 
@@ -320,7 +310,7 @@ async def test_a_create_waits_for_a_login_that_is_rejected_for_the_rate(code: st
     """Whatever is in the body of the login's 429: the create itself was not sent, so it may wait and go on."""
     rejected = Response.json(payment(code), 429)
     transport = FakeTransport(script(rejected, then=lambda sent: service(sent.path)))
-    await create(make_client(transport, auth=LoginAuth(EMAIL, PASSWORD)))
+    await pay(make_client(transport, auth=LoginAuth(EMAIL, PASSWORD)))
     assert transport.paths[:2] == [LOGIN, LOGIN]
     assert transport.sent[1].at - transport.sent[0].at >= 7
 
@@ -342,6 +332,6 @@ async def test_a_refusal_in_a_shape_of_its_own_shows_what_was_said() -> None:
     said = {"detail": [{"loc": ["body", "amount"], "msg": f"too small for {PHONE_NUMBER}"}]}
     client = make_client(FakeTransport(script(Response.json(said, 422))))
     with pytest.raises(APIError, match="too small") as caught:
-        await create(client)
+        await pay(client)
     assert (caught.value.outcome, caught.value.is_certain, caught.value.code) == ("refused", False, None)
     assert PHONE_NUMBER not in str(caught.value) + repr(caught.value)

@@ -32,14 +32,15 @@ from tests.support.fakes import (
     EMAIL,
     LOGIN,
     PASSWORD,
-    PHONE_NUMBER,
     CountingSource,
     FakeTransport,
     Hang,
     Sent,
     Step,
     logged_in,
+    look_up,
     make_client,
+    pay,
     refusal,
     service,
     settle,
@@ -99,14 +100,6 @@ def transport() -> LoginService:
 @pytest.fixture
 def client(transport: LoginService) -> AsyncClient:
     return log_in(transport)
-
-
-async def look_up(client: AsyncClient) -> None:
-    await client.transactions.get("tx-1")
-
-
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
 
 
 async def gather(calls: int, client: AsyncClient) -> list[MobileMoneyError | None]:

@@ -13,7 +13,7 @@ import pytest
 from mobilemoney_async import AsyncClient, MobileMoneyError, RetryPolicy
 from tests.calls.ways import WAYS, connect
 from tests.contract import samples
-from tests.support.fakes import PHONE_NUMBER, TOKEN, replies
+from tests.support.fakes import PHONE_NUMBER, TOKEN, pay, replies
 from tests.support.server import Close, Raw, Reply, serve
 
 # Markers of an answer's text, beside what may never be shown.
@@ -75,10 +75,6 @@ ANSWERS: dict[str, Reply] = {
 }
 
 
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
 async def read_list(client: AsyncClient) -> None:
     await client.transactions.list().collect()
 
@@ -92,7 +88,7 @@ async def test_a_logged_traceback_holds_no_text_of_an_answer(way: str) -> None:
     """`logger.exception` prints every cause and context of an error: none quotes what the other side has sent."""
     logger, stream = logging.getLogger("merchant"), io.StringIO()
     logger.propagate, logger.handlers = False, [logging.StreamHandler(stream)]
-    calls: list[Callable[[AsyncClient], Awaitable[None]]] = [pay, read_list]
+    calls: list[Callable[[AsyncClient], Awaitable[object]]] = [pay, read_list]
     shown = 0
     for name, reply in ANSWERS.items():
         async with serve(replies(*[reply] * len(calls))) as server:

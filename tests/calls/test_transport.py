@@ -53,7 +53,9 @@ from tests.support.fakes import (
     PHONE_NUMBER,
     TOKEN,
     acknowledgement,
+    look_up,
     make_client,
+    pay,
     replies,
     service,
 )
@@ -64,14 +66,6 @@ ONCE = RetryPolicy(max_attempts=1)
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 # httpx leaves its generators in the middle when it cannot decode a body or the body is given up; trio complains.
 abandoned_generators = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
-
-
-async def pay(client: AsyncClient) -> None:
-    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
-
-
-async def look_up(client: AsyncClient) -> None:
-    await client.transactions.get("tx-1")
 
 
 async def failure(exc: Exception, *, after_reading: bool = False) -> TransportError:

@@ -279,6 +279,21 @@ async def connect(
         yield client, transport
 
 
+async def pay(client: AsyncClient) -> object:
+    """Make a call that moves money."""
+    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+
+
+async def look_up(client: AsyncClient) -> object:
+    """Make a call that reads."""
+    return await client.transactions.get("tx-1")
+
+
+async def verify(client: AsyncClient) -> object:
+    """Make a session call."""
+    return await client.users.verify_otp(PHONE_NUMBER, "123456")
+
+
 def held(seconds: float) -> RateLimiter:
     """Return a limiter that lets nothing go for some seconds, and then has the contract's limit."""
     limiter = RateLimiter()
