@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -221,11 +220,3 @@ async def test_hundreds_of_cancelled_calls_leave_a_client_that_works(way: str) -
             async with anyio.create_task_group() as tasks:
                 for _ in range(100):
                     tasks.start_soon(look_up, client)
-
-
-def test_certificates_are_checked() -> None:
-    """The pool's context is a strict one."""
-    from mobilemoney_async.calls.transport_pool import ssl_context
-
-    assert ssl_context().verify_mode is ssl.CERT_REQUIRED
-    assert ssl_context().check_hostname

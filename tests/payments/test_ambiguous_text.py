@@ -1,15 +1,13 @@
 """Texts that somebody may read otherwise: amounts, separators and keys are refused, everywhere alike."""
 
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mobilemoney_async import InvalidRequest, SQLStore
-from mobilemoney_async.configuration.profiles import read_profiles, state_folder
 from mobilemoney_async.payments.payout_rows import read_rows
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, require_bearer
+from mobilemoney_async.values import normalise_amount, normalise_phone_number
 from tests.payments.second_world import BOTH, Order, make_world, number
 
 NUMBER = "+255681234567"
@@ -179,14 +177,6 @@ def test_a_number_that_only_looks_right_is_refused_with_its_cause(number: Any, c
         assert cause in refused([{"phone_number": number, "amount": 1}])
 
 
-@pytest.mark.parametrize("token", ['"abc.def"', "'abc.def'", "`abc.def", 'abc.def"'])
-def test_a_token_in_quotation_marks_is_refused(token: str) -> None:
-    """The service would call it malformed; the error does not show it."""
-    with pytest.raises(InvalidRequest, match="without the quotation marks") as caught:
-        require_bearer("auth", token)
-    assert "abc" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -202,17 +192,3 @@ def test_a_stores_url_of_another_driver_is_named_by_its_scheme(url: str, shown: 
         SQLStore(url)
     assert str(caught.value).rpartition(", not ")[2].strip("'") == shown
     assert "secret" not in str(caught.value)
-
-
-def test_a_user_without_a_home_directory_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A profile is still looked for from the working directory; a kept login needs a place."""
-
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.chdir(tmp_path)
-    assert read_profiles(None, {}).default is None
-    with pytest.raises(InvalidRequest, match="HOME must be set, or XDG_STATE_HOME"):
-        state_folder({})
-    assert state_folder({"XDG_STATE_HOME": "/kept"}) == Path("/kept/mobilemoney")
