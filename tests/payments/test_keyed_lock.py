@@ -9,26 +9,6 @@ from mobilemoney_async.payments.account_store import KeyedLock
 from tests.support.patience import PATIENCE
 
 
-async def test_one_at_a_time_and_in_order() -> None:
-    """A task that takes a name waits for those before it, first come, first served; other names do not matter."""
-    turns, order = KeyedLock(), list[str]()
-
-    async def work(name: str, who: str) -> None:
-        async with turns.hold(name):
-            order.append(f"{who} begins")
-            await anyio.sleep(1)
-            order.append(f"{who} ends")
-
-    async with anyio.create_task_group() as group:
-        for who in ("first", "second", "third"):
-            group.start_soon(work, "key", who)
-            await anyio.sleep(0.01)
-        began = anyio.current_time()
-        async with turns.hold("other"):
-            assert anyio.current_time() == began
-    assert order == [f"{who} {what}" for who in ("first", "second", "third") for what in ("begins", "ends")]
-
-
 async def test_names_are_forgotten() -> None:
     """A name that is neither held nor waited for takes no memory, also after errors and cancelled waits."""
     turns = KeyedLock()
@@ -48,23 +28,6 @@ async def test_names_are_forgotten() -> None:
         assert scope.cancelled_caught
         assert list(turns.held()) == ["key"]
     assert list(turns.held()) == []
-
-
-async def test_a_cancelled_wait_gives_its_place_up() -> None:
-    """A task behind one that is cancelled moves up."""
-    turns, got = KeyedLock(), list[str]()
-
-    async def wait(who: str, patience: float) -> None:
-        with anyio.move_on_after(patience):
-            async with turns.hold("key"):
-                got.append(who)
-
-    async with anyio.create_task_group() as group, turns.hold("key"):
-        group.start_soon(wait, "hasty", 1)
-        await anyio.sleep(0.1)
-        group.start_soon(wait, "patient", 100)
-        await anyio.sleep(5)
-    assert got == ["patient"]
 
 
 async def test_who_waits_is_held_too() -> None:
