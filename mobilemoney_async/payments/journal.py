@@ -112,29 +112,27 @@ _CHANGE = payments.update().where(
 )
 _UPDATE = _CHANGE.returning(payments)
 _last = history.alias()
-_NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).where(
-    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
-)
-_NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
-_FIRST_NOTE = history.insert().values(number=1).inline()
-_last_number = sa.select(sa.func.max(_last.c.number)).where(
-    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
-)
-_before = (
-    sa.select(sa.func.max(changes.c.at))
-    .where(changes.c.account == sa.bindparam("of_account"), changes.c.name == sa.bindparam("of_key"))
+_account, _key = sa.bindparam("of_account", type_=sa.Text), sa.bindparam("of_key", type_=sa.Text)
+_NEXT_NUMBER = (
+    sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1)
+    .where(_last.c.account == _account, _last.c.key == _key)
     .scalar_subquery()
 )
-_at = sa.bindparam("of_at", type_=changes.c.at.type)
+_texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
+_at = sa.bindparam("of_at", type_=history.c.at.type)
+_NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
 # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
-_PUBLISH = (
-    changes.insert()
-    .values(entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at))
-    .inline()
+_later = sa.select(sa.func.max(changes.c.at)).where(
+    changes.c.account == _account, changes.c.name == _key, changes.c.at > _at
 )
-_PUBLISH_AT = changes.insert().values(entry=_last_number.scalar_subquery()).inline()
-_LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
+_CHANGED = changes.insert().values(account=_account, name=_key, entry=_NEXT_NUMBER)
+_CHANGED = _CHANGED.values(state=sa.bindparam("of_state"), status=sa.bindparam("of_status"))
+_PUBLISH = _CHANGED.values(at=sa.func.coalesce(_later.scalar_subquery(), _at)).inline()
+_PUBLISH_AT = _CHANGED.values(at=_at).inline()
+# Both by one statement, which SQLite does not know.
+_RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _FIRST_CHANGE = changes.insert().inline()
+_LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
@@ -273,9 +271,8 @@ class Journal:
             if duplicate is not None:
                 raise duplicate_suspected(duplicate)
             return None
-        what, detail, is_first = PaymentEvent.SEND.value, f"attempt {attempt}", expected is None
-        self.note(request.key, at=sent_at, what=what, source=Source.ANSWER, detail=detail, is_first=is_first)
-        self.publish(request.key, PaymentState.SENDING, None, at=sent_at)
+        what, detail = PaymentEvent.SEND, f"attempt {attempt}"
+        self.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
         return attempt
 
     def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
@@ -312,8 +309,8 @@ class Journal:
         if failure is not None:
             return failure
         if target is not state:
-            self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
-            self.publish(row.key, target, values.get("status", row.status), at=entry.at)
+            change = (entry.event, target, values.get("status", row.status))
+            self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry))
         if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
             said = "its batch was cancelled meanwhile"
             return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
@@ -397,8 +394,8 @@ class Journal:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values |= {**reason_columns(None), "error": None} if row.cause else {}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
-            self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
-            self.publish(row.key, PaymentState.FINAL, status, at=at)
+            final = PaymentState.FINAL
+            self.record(row.key, PaymentEvent.FINISH, final, status, at=at, source=source, detail=status)
         self._change(row.key, values)
         if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
@@ -423,9 +420,8 @@ class Journal:
         status = str(transaction.status)
         values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
         self._change(record.key, {**values, **reason_columns(None)})
-        said = f"{status}: {note}"
-        self.note(record.key, at=at, what=PaymentEvent.FINISH.value, source=Source.PERSON, detail=said)
-        self.publish(record.key, PaymentState.FINAL, status, at=at)
+        change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
+        self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}")
 
     def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
         """Note, once, why a payment is not final though its transaction is, and return the error for it."""
@@ -445,22 +441,31 @@ class Journal:
     def _change(self, key: str, values: Mapping[str, Any]) -> None:
         run(self.connection, _CHANGE, {"of_account": self.account, "of_key": key, **values})
 
-    def note(
-        self, key: str, *, at: datetime, what: str, source: Source, detail: str | None, is_first: bool = False
-    ) -> None:
+    def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
         """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
-        entry = {"account": self.account, "key": key, "at": at, "what": what, "source": str(source)}
-        entry["detail"] = detail and shorten(detail)
-        if is_first:
-            run(self.connection, _FIRST_NOTE, entry)
-        else:
-            run(self.connection, _NOTE, {**entry, "of_account": self.account, "of_key": key})
+        run(self.connection, _NOTE, self._entry(key, what, at=at, source=source, detail=detail))
 
-    def publish(self, key: str, state: PaymentState, status: str | None, *, at: datetime) -> None:
-        """Add a change to the feed, after its entry in the history; see `payments.changes`."""
-        of_payment = {"account": self.account, "name": key, "of_account": self.account, "of_key": key}
-        run(self.connection, _PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
+    def record(
+        self,
+        key: str,
+        event: PaymentEvent,
+        state: PaymentState,
+        status: str | None = None,
+        *,
+        at: datetime,
+        source: Source,
+        detail: str | None,
+    ) -> None:
+        """Add an event to a payment's history, as `note` does, and the change to the feed; see `payments.changes`."""
+        entry = self._entry(key, event.value, at=at, source=source, detail=detail)
+        # The change first: both take the next number of the history.
+        for each in (_RECORD,) if self.connection.dialect.name == "postgresql" else (_PUBLISH, _NOTE):
+            run(self.connection, each, {**entry, "of_state": str(state), "of_status": status})
         self.has_changes = True
+
+    def _entry(self, key: str, what: str, *, at: datetime, source: Source, detail: str | None) -> dict[str, Any]:
+        said = {"what": what, "source": str(source), "detail": detail and shorten(detail)}
+        return {"of_account": self.account, "of_key": key, "of_at": at, **said}
 
     def record_all(
         self,
@@ -477,11 +482,12 @@ class Journal:
         # takes the table to be empty, as after the rollback of thousands.
         later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
         times = {row.name: row.last for row in self.connection.execute(later)}
-        here = [{"account": self.account, "of_account": self.account, "of_key": key} for key in keys]
-        said = {"at": at, "what": event.value, "source": str(source), "detail": shorten(detail)}
-        self.connection.execute(_NOTE, [{**each, **said, "key": each["of_key"]} for each in here])
-        change = [{"name": each["of_key"], "state": str(state), "at": times.get(each["of_key"], at)} for each in here]
-        self.connection.execute(_PUBLISH_AT, [each | values for each, values in zip(here, change, strict=True)])
+        common = self._entry("", event.value, at=at, source=source, detail=detail)
+        common |= {"of_state": str(state), "of_status": None}
+        entries = [{**common, "of_key": key} for key in keys]
+        changes_then = [{**each, "of_at": times.get(each["of_key"], at)} for each in entries]
+        self.connection.execute(_PUBLISH_AT, changes_then)
+        self.connection.execute(_NOTE, entries)
         self.has_changes = True
 
     def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:

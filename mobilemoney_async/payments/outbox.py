@@ -57,6 +57,7 @@ _MOST_LATEST = 500
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
+_FIRST_ENTRY = history.insert().inline()
 
 Queued = tuple[PaymentRecord, str | None]
 """Payment in the queue, and its extra fields as JSON."""
@@ -142,9 +143,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     ).one_or_none()
     if made is not None:
         require_known(made.version)
-        what, source = PaymentEvent.ENQUEUE.value, Source.CALLER
-        journal.note(request.key, at=at, what=what, source=source, detail=None, is_first=True)
-        journal.publish_new([request.key], PaymentState.QUEUED, at=at)
+        _announce(journal, [request.key], at)
         return to_record(made)
     record, _ = journal.look_up(request)
     if record is not None and move(record.state, PaymentEvent.ENQUEUE) is not None:
@@ -179,13 +178,22 @@ def enqueue_all(
     for some in chunks(new_ones):
         new = [_row(journal.account, *order, next(times)) for order in some]
         journal.connection.execute(payments.insert(), new)
-        of_each = [{"account": journal.account, "key": row["key"], "number": 1, "at": at} for row in new]
-        said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
-        journal.connection.execute(history.insert(), [each | said for each in of_each])
-        journal.publish_new([row["key"] for row in new], PaymentState.QUEUED, at=at)
+        _announce(journal, [row["key"] for row in new], at)
     for request, options in orders:
         if request.key in used:
             enqueue(journal, request, options, at)
+
+
+def _announce(journal: Journal, keys: Sequence[str], at: datetime) -> None:
+    """Begin the history of new payments, and add their first changes to the feed.
+
+    It reads nothing, unlike `Journal.record`: that could end a merchant's transaction that is serializable.
+    """
+    said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
+    first = {"account": journal.account, "number": 1, "at": at, **said}
+    entries: Any = [{**first, "key": key} for key in keys]
+    journal.connection.execute(_FIRST_ENTRY, entries if len(entries) > 1 else entries[0])
+    journal.publish_new(keys, PaymentState.QUEUED, at=at)
 
 
 def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:

@@ -350,7 +350,7 @@ def _begin(engine: sa.Engine, group: str) -> str:
         insert_payment(connection, **values)
         connection.execute(budgets.insert().values(account=account, state="0"))
         journal = Journal(connection, account)
-        journal.note(KEY, at=NOON, what="sent", source=Source.ANSWER, detail=None, is_first=True)
+        journal.note(KEY, at=NOON, what="sent", source=Source.ANSWER, detail=None)
         _prepare(journal, group)
         record = journal.find(KEY)
         assert record is not None
@@ -365,7 +365,7 @@ def _prepare(journal: Journal, group: str) -> None:
     if "rival" in group:
         values = here | now | {"key": RIVAL, "state": "RELEASED", "sent_at": NOON, "ended_at": NOON}
         insert_payment(journal.connection, **values)
-        journal.note(RIVAL, at=NOON, what="sent", source=Source.ANSWER, detail=None, is_first=True)
+        journal.note(RIVAL, at=NOON, what="sent", source=Source.ANSWER, detail=None)
     if "unclaimed" in group:
         insert_line(journal.connection, **here, transaction_id=SEEN_TWO.id)
     if "batch" in group:
@@ -380,7 +380,8 @@ def _prepare(journal: Journal, group: str) -> None:
         run(leases.insert().values(**here, name="consumer:books", holder="one before", until=1.0))
     if "consumer" in group:
         run(consumers.insert().values(**here, name="books", number=0, used_at=NOON))
-        journal.publish(KEY, PaymentState.ACKNOWLEDGED, "PENDING", at=NOON)
+        acknowledged = (PaymentEvent.ACKNOWLEDGE, PaymentState.ACKNOWLEDGED, "PENDING")
+        journal.record(KEY, *acknowledged, at=NOON, source=Source.ANSWER, detail=None)
         number_changes(journal)
 
 

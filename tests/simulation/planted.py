@@ -102,9 +102,8 @@ DEFECTS = (
     Defect(  # a payment adopted as final of which no reader heard
         "the end of an adopted payment is not published",
         "payments/journal.py",
-        "            self.publish(row.key, PaymentState.FINAL, status, at=at)\n        self._change",
-        "            if not row.is_adopted:\n                self.publish(row.key, PaymentState.FINAL, status, at=at)\n"
-        "        self._change",
+        "            self.record(row.key, PaymentEvent.FINISH, final",
+        "            if not row.is_adopted:\n                self.record(row.key, PaymentEvent.FINISH, final",
     ),
     Defect(  # an order's state that went back
         "a late loss takes back what was found",
