@@ -600,7 +600,7 @@ async def test_new_credentials_while_lookups_lag(store_url: str) -> None:
     world.service.answer_lookup = lag
     async with world.client() as client, world.client(auth="new.token") as other:
         await world.pay(client, [order("disbursements", "old", 1)])
-        await anyio.sleep(GRACE + 1)
+        await anyio.sleep(GRACE)
         await world.pay(client, [order("disbursements", "just now", 2)])
         await world.pay(other, [order("disbursements", "third", 3)])
 
@@ -667,6 +667,22 @@ async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
                 said = await world.attempt(client, order("collections", f"{turn}-{each}", 30 * turn + each))
                 assert isinstance(said, Acknowledgement), said
         assert world.service.lookups <= len(clients)
+        world.service.merchants["token.of.merchant-2"] = "merchant-2"
+        async with world.client(auth="token.of.merchant-2") as other:
+            said = await world.attempt(other, order("collections", "other", 100))
+            assert isinstance(said, StoreError), said
+            assert world.posts("other") == 0
+
+
+async def test_an_account_that_was_bound_anew_looks_at_older_credentials_again(store_url: str) -> None:
+    """A client that was known before `rebind` looks its own transaction up, once."""
+    world = make_world(store_url)
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
+    async with world.client() as client, world.client(auth="new.token") as other:
+        await world.pay(client, [order("collections", "first", 1)])
+        await other.payments.rebind(note="Asha: the merchant's id has changed")
+        await world.pay(client, [order("collections", "second", 2), order("collections", "third", 3)])
+        assert world.service.lookups == 1
 
 
 async def test_credentials_that_are_refused_raise_that(store_url: str) -> None:
