@@ -7,7 +7,7 @@ are there, since one searches for them. Durations are seconds on the event loop'
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -267,6 +267,21 @@ class PollerClosed:
     pending: int
 
 
+@attrs.frozen(kw_only=True)
+class AccountsCounted:
+    """Number of the accounts of a platform that need someone: at the end of `Merchants.overview`, and from each worker.
+
+    Its account, the first argument of ``Merchants(on_event=...)``, is the empty text: it is of all of them.
+
+    Attributes:
+        accounts: The number of accounts in the store.
+        needing: For each reason the number of accounts, 0 included; see `AccountStatus.needs`.
+    """
+
+    accounts: int
+    needing: Mapping[str, int]
+
+
 Event: TypeAlias = (
     AttemptEnded
     | RetryScheduled
@@ -284,6 +299,7 @@ Event: TypeAlias = (
     | PollerClosed
     | ChangeParked
     | DispatcherPaused
+    | AccountsCounted
 )
 """Any event."""
 

@@ -1,17 +1,19 @@
 """OpenTelemetry (extra `otel`): spans and metrics of a client's events.
 
-``AsyncClient(..., on_event=instrument(base_url=...))``. Needs OpenTelemetry's API only; without an SDK it does nothing.
+``AsyncClient(..., on_event=instrument(base_url=...))``, or ``Merchants(..., on_event=instrument_merchants())``. Needs
+OpenTelemetry's API only; without an SDK it does nothing.
 
 Events come when something has ended, in the task that waited for it. So each span is made then, with the time at which
 it began, as a child of the span that is current there. Nothing recorded is secret or a phone number. Ids and keys are
-on spans only: as attributes of metrics they would make a time series each.
+on spans only: as attributes of metrics they would make a time series each. So are accounts, unless you choose them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 try:
@@ -25,6 +27,7 @@ from mobilemoney_async._version import __version__
 from mobilemoney_async.contract import endpoints
 from mobilemoney_async.events import (
     AccountMismatch,
+    AccountsCounted,
     AttemptEnded,
     ChangeParked,
     DispatcherPaused,
@@ -45,7 +48,7 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.values import refuse
 
-__all__ = ["instrument"]
+__all__ = ["instrument", "instrument_merchants"]
 
 Attributes: TypeAlias = dict[str, str | int | float]
 
@@ -80,11 +83,42 @@ def instrument(
     Raises:
         InvalidRequest: `base_url` is not a URL.
     """
-    return _Telemetry(
+    telemetry = _Telemetry(
         tracer=trace.get_tracer(_SCOPE, __version__, tracer_provider),
         meter=metrics.get_meter(_SCOPE, __version__, meter_provider),
         server={} if base_url is None else _server(base_url),
     )
+    return partial(telemetry.record, None)
+
+
+def instrument_merchants(
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    *,
+    account_on: Literal["spans", "failures"] = "spans",
+) -> Callable[[str, Event], object]:
+    """Return a handler for ``Merchants(on_event=...)``: a function of the account and one event.
+
+    Metrics are the sums over all accounts of this process. Each span has the account as ``mobilemoney.account``.
+
+    Args:
+        tracer_provider: By default the global one.
+        meter_provider: By default the global one.
+        account_on: ``"spans"``: on spans alone. ``"failures"``: on the counters of failures too, which then are one
+            time series more for each account that has failed: retries, failed logins, payments with an unknown result,
+            unclaimed transactions, and payments that were given up.
+
+    Raises:
+        InvalidRequest: `account_on` is something else.
+    """
+    if account_on not in ("spans", "failures"):
+        raise refuse("account_on", '"spans" or "failures"', account_on)
+    return _Telemetry(
+        tracer=trace.get_tracer(_SCOPE, __version__, tracer_provider),
+        meter=metrics.get_meter(_SCOPE, __version__, meter_provider),
+        server={},
+        counts_by_account=account_on == "failures",
+    ).record
 
 
 def _server(base_url: str) -> Attributes:
@@ -111,9 +145,20 @@ def _counter(meter: Meter, name: str, unit: str, description: str) -> Counter:
 class _Telemetry:
     """Handler that turns events into spans and metrics. Its calls come from one event loop."""
 
-    def __init__(self, *, tracer: Tracer, meter: Meter, server: Mapping[str, str | int | float]) -> None:
+    def __init__(
+        self,
+        *,
+        tracer: Tracer,
+        meter: Meter,
+        server: Mapping[str, str | int | float],
+        counts_by_account: bool = False,
+    ) -> None:
         self._tracer = tracer
         self._server = server
+        self._counts_by_account = counts_by_account
+        self._followed: dict[str | None, int] = {}  # pending payments by account, and their sum
+        self._following = 0
+        self._of_account: Attributes = {}  # of the event that is recorded now
         self._duration = _histogram(
             meter, "http.client.request.duration", "Duration of HTTP client requests.", _ATTEMPT_SECONDS
         )
@@ -136,38 +181,55 @@ class _Telemetry:
         )
         self._asked = _counter(meter, "mobilemoney.poller.requests", "request", "Requests of the poller.")
         self._final = _counter(meter, "mobilemoney.payments.final", "payment", "Payments seen in their final state.")
+        self._needing = meter.create_gauge(
+            "mobilemoney.accounts.needing_attention",
+            unit="{account}",
+            description="Accounts of the store that need someone, as counted by this process.",
+        )
         self._given_up = _counter(
             meter, "mobilemoney.payments.given_up", "payment", "Payments that the poller gave up on."
         )
 
-    def __call__(self, event: Event) -> None:
+    def record(self, account: str | None, event: Event) -> None:
+        """Record an event, of an account if there are several."""
+        self._of_account = {} if account is None else {"mobilemoney.account": account}
         match event:
             case AttemptEnded():
                 self._attempt(event)
             case RetryScheduled():
-                self._retries.add(1, {**_request(event.method, event.path), "error.type": event.error})
+                self._fail(self._retries, {**_request(event.method, event.path), "error.type": event.error})
             case LimiterWaited():
                 lane: Attributes = {"mobilemoney.lane": event.lane}
                 self._limiter_wait.record(event.waited, lane)
                 self._span("mobilemoney.limiter.wait", lane, event.waited)
             case TokenRenewed():
-                self._logins.add(1, _error(event.error))
+                self._fail(self._logins, _error(event.error), is_failure=event.error is not None)
             case PaymentUnknown():
                 error = _error(event.error)
-                self._unknown.add(1, error)
+                self._fail(self._unknown, error)
                 key: Attributes = {"mobilemoney.idempotency_key": event.idempotency_key}
                 sent_for = time.time() - event.sent_at.timestamp()
                 self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
             case TransactionUnclaimed():
                 kind: Attributes = {"mobilemoney.type": event.type, "mobilemoney.fits": event.fits_key is not None}
-                self._unclaimed.add(1, kind)
+                self._fail(self._unclaimed, kind)
                 row: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
                 self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
+            case AccountsCounted():
+                self._count_accounts(event)
             case StoreBehind() | AccountMismatch() | ChangeParked() | DispatcherPaused() | FinalStateChanged():
                 name, attributes = _alert(event)
                 self._span(f"mobilemoney.{name}", attributes, 0.0)
             case _:
-                self._poller(event)
+                self._poller(account, event)
+
+    def _fail(self, counter: Counter, attributes: Attributes, *, is_failure: bool = True) -> None:
+        """Count a failure."""
+        counter.add(1, {**attributes, **(self._of_account if self._counts_by_account and is_failure else {})})
+
+    def _count_accounts(self, event: AccountsCounted) -> None:
+        for reason, count in event.needing.items():
+            self._needing.set(count, {"mobilemoney.reason": reason})
 
     def _attempt(self, event: AttemptEnded) -> None:
         # Each event loop names its cancellation otherwise.
@@ -181,8 +243,16 @@ class _Telemetry:
             details["http.request.resend_count"] = event.attempt - 1
         self._span(_name(attributes), {**attributes, **details}, event.duration, kind=SpanKind.CLIENT)
 
-    def _poller(self, event: PaymentFollowed | PollerAsked | PaymentFinal | PaymentGivenUp | PollerClosed) -> None:
-        self._pending.set(0 if isinstance(event, PollerClosed) else event.pending)
+    def _poller(
+        self,
+        account: str | None,
+        event: PaymentFollowed | PollerAsked | PaymentFinal | PaymentGivenUp | PollerClosed,
+    ) -> None:
+        pending = 0 if isinstance(event, PollerClosed) else event.pending
+        self._following += pending - self._followed.pop(account, 0)
+        if pending:
+            self._followed[account] = pending
+        self._pending.set(self._following)
         match event:
             case PollerAsked():
                 self._asked.add(1, {"mobilemoney.kind": event.kind})
@@ -197,7 +267,7 @@ class _Telemetry:
                 self._span("mobilemoney.payment.final", {**attributes, **which}, event.lag or 0.0)
             case PaymentGivenUp():
                 error = _error(event.error)
-                self._given_up.add(1, error)
+                self._fail(self._given_up, error)
                 which = {"mobilemoney.transaction_id": event.transaction_id}
                 self._span("mobilemoney.payment.given_up", {**error, **which}, 0.0)
 
@@ -205,7 +275,10 @@ class _Telemetry:
         """Record a span that ends now and took so many seconds."""
         ended_at = time.time_ns()
         span = self._tracer.start_span(
-            name, kind=kind, attributes=attributes, start_time=ended_at - int(duration * 1_000_000_000)
+            name,
+            kind=kind,
+            attributes={**self._of_account, **attributes},
+            start_time=ended_at - int(duration * 1_000_000_000),
         )
         if "error.type" in attributes:
             span.set_status(StatusCode.ERROR)

@@ -1,8 +1,13 @@
 """What OpenTelemetry's own exporters get to see of payments."""
 
+import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,9 +20,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from mobilemoney_async import InvalidRequest, LoginAuth, OutcomeUnknown, RateLimiter, TransactionNotFound
-from mobilemoney_async.contrib.otel import instrument
+from mobilemoney_async import InvalidRequest, LoginAuth, Merchants, OutcomeUnknown, RateLimiter, TransactionNotFound
+from mobilemoney_async.contrib.otel import instrument, instrument_merchants
 from mobilemoney_async.events import (
+    AccountsCounted,
     AttemptEnded,
     Event,
     Handler,
@@ -268,6 +274,7 @@ EVENTS: list[Event] = [
     PaymentGivenUp(transaction_id="tx-2", error="WaitTimeout", pending=1),
     PollerClosed(pending=1),
     TransactionUnclaimed(transaction_id="tx-3", type="collection", status="SUCCESS", fits_key="order-1"),
+    AccountsCounted(accounts=3, needing={"unknown": 1, "suspended": 0}),
 ]
 
 
@@ -279,6 +286,8 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
     found = telemetry.metrics()
     assert found["mobilemoney.limiter.wait"] == [({"mobilemoney.lane": "POLL"}, 3.0)]
     assert found["mobilemoney.poller.pending"] == [({}, 0)]
+    needing = [({"mobilemoney.reason": "unknown"}, 1), ({"mobilemoney.reason": "suspended"}, 0)]
+    assert found["mobilemoney.accounts.needing_attention"] == needing
     assert "mobilemoney.poller.lag" not in found
     assert min(seconds(span) for span in telemetry.spans()) == 0
     assert {span.name for span in telemetry.spans()} == {
@@ -335,3 +344,96 @@ def test_an_address_that_is_none_is_refused(base_url: Any) -> None:
     """A typing error shows at once, not in a dashboard."""
     with pytest.raises(InvalidRequest, match="base_url"):
         instrument(base_url=base_url)
+
+
+def test_what_is_pending_is_the_sum_over_accounts(telemetry: Telemetry) -> None:
+    """Three merchants with 2, 5 and 1 pending payments show 8, and a poller that closes takes its own away."""
+    handler = instrument_merchants(telemetry.tracers, telemetry.meters)
+    for account, pending in {"shop-1": 2, "shop-2": 4, "shop-3": 1}.items():
+        handler(account, PollerAsked(kind="page", pending=pending, waited=0.0))
+    handler("shop-2", PaymentFollowed(transaction_id="tx-1", pending=5))
+    assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 8)]
+    handler("shop-2", PollerClosed(pending=5))
+    assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 3)]
+
+
+@pytest.mark.parametrize("account_on", ["spans", "failures"])
+def test_the_account_is_on_spans_and_by_choice_on_failures(telemetry: Telemetry, account_on: Any) -> None:
+    """Every span names its merchant. Of the metrics only counters of failures do, and only if that was chosen."""
+    handler = instrument_merchants(telemetry.tracers, telemetry.meters, account_on=account_on)
+    failure = TokenRenewed(error="InvalidCredentials", duration=1.0)
+    for event in (*EVENTS, failure):
+        handler("shop-1", event)
+    assert {attributes(span)["mobilemoney.account"] for span in telemetry.spans()} == {"shop-1"}
+    named = {name for name, points in telemetry.metrics().items() for labels, _ in points if _names_account(labels)}
+    failures = {"retries", "tokens.renewed", "payments.unknown", "transactions.unclaimed", "payments.given_up"}
+    assert named == (set() if account_on == "spans" else {f"mobilemoney.{each}" for each in failures})
+    assert ({}, 1) in telemetry.metrics()["mobilemoney.tokens.renewed"]  # the login that succeeded
+
+
+def _names_account(labels: dict[str, Any]) -> bool:
+    return "mobilemoney.account" in labels
+
+
+def test_a_place_for_the_account_that_is_none_is_refused() -> None:
+    """Three thousand accounts are on no metric because of a typing error."""
+    with pytest.raises(InvalidRequest, match='account_on must be "spans" or "failures"'):
+        instrument_merchants(account_on="metrics")  # type: ignore[arg-type]
+
+
+async def test_many_merchants_share_one_handler(telemetry: Telemetry, tmp_path: Path) -> None:
+    """Payments of three accounts are sums in the metrics, and each request's span names its account."""
+    sandboxes = {f"shop-{number}": Sandbox(seed=number) for number in range(3)}
+
+    async def secret_of(account: str) -> str:
+        return sandboxes[account].token
+
+    async with Merchants(
+        Sandbox().base_url,
+        store=f"sqlite:///{tmp_path}/payments.db",
+        auth=secret_of,
+        transport=lambda account: sandboxes[account].transport(),
+        on_event=instrument_merchants(telemetry.tracers, telemetry.meters),
+    ) as merchants:
+        for account, pending in zip(sandboxes, (2, 5, 1), strict=True):
+            client = await merchants.client(account)
+            for number in range(pending):
+                await client.collections.create(phone_number=f"+25568123456{number}", amount=1000)
+        async with AsyncExitStack() as stack:
+            for account in sandboxes:
+                client = await merchants.client(account)
+                await stack.enter_async_context(client.poller(resume=True))
+            assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 8)]
+    creates = telemetry.spans("POST /payment-service/airtel/c2b")
+    counts = Counter(attributes(span)["mobilemoney.account"] for span in creates)
+    assert counts == {"shop-0": 2, "shop-1": 5, "shop-2": 1}
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(telemetry: Telemetry) -> None:
+    """Each query of the Grafana dashboard in the docs names only what `instrument_merchants` records."""
+    handler = instrument_merchants(telemetry.tracers, telemetry.meters, account_on="failures")
+    final = PaymentFinal(transaction_id="tx-1", type="collection", status="SUCCESS", lag=1.0, pending=1)
+    for event in (*EVENTS, final, TokenRenewed(error="InvalidCredentials", duration=1.0)):
+        handler("shop-1", event)
+    names, labels = set[str](), {"le", "otel_scope_name", "url_template"}
+    data = telemetry.reader.get_metrics_data()
+    assert data is not None
+    for metric in (each for one in data.resource_metrics for scope in one.scope_metrics for each in scope.metrics):
+        # As Prometheus' exporters name them.
+        name = metric.name.replace(".", "_") + ("_seconds" if metric.unit == "s" else "")
+        suffix = {"Histogram": ("_bucket", "_count"), "Sum": ("_total",), "Gauge": ("",)}[type(metric.data).__name__]
+        names |= {name + each for each in suffix}
+        labels |= {key.replace(".", "_") for point in metric.data.data_points for key in (point.attributes or {})}
+    board = json.loads(Path("docs/static/grafana.json").read_text(encoding="utf-8"))
+    places = [panel["gridPos"].values() for panel in board["panels"]]
+    assert len({tuple(place) for place in places}) == len(places) >= 10
+    asked = set[str]()
+    for target in (each for panel in board["panels"] for each in panel["targets"]):
+        words = set(re.findall(r"[a-z]+_[a-z_]+", re.sub(r'"[^"]*"', "", target["expr"])))
+        words -= {"histogram_quantile"}
+        assert words <= names | labels, target["expr"]
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= words
+        asked |= words
+    assert "mobilemoney_accounts_needing_attention" in asked
+    ours = {each for each in names if each.startswith("mobilemoney_") and not each.endswith(("_bucket", "_count"))}
+    assert ours <= asked  # no metric is left out
