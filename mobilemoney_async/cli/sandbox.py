@@ -28,6 +28,7 @@ Speed = Annotated[
 @sandbox_app.callback(invoke_without_command=True)
 def sandbox(
     context: typer.Context,
+    *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port on loopback; 0 takes a free one.")] = 8765,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 within a container.")
@@ -36,10 +37,13 @@ def sandbox(
     by_hand: Annotated[
         bool, typer.Option("--by-hand", help="Answer for the customers yourself, on the phone page.")
     ] = False,
+    merchants: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Merchants, each with its own token, at one address.")
+    ] = 1,
 ) -> None:
     """Serve the sandbox and its phone page until Ctrl-C."""
     if context.invoked_subcommand is None:
-        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand)
+        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand, merchants=merchants)
 
 
 @add_command(sandbox_app, "numbers")
@@ -51,7 +55,9 @@ def numbers() -> None:
         print(f"{row.phone_number}  {row.applies_to:<12}  {row.meaning}", flush=True)
 
 
-def run_sandbox(*, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0, by_hand: bool = False) -> None:
+def run_sandbox(
+    *, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0, by_hand: bool = False, merchants: int = 1
+) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
 
     Raises:
@@ -61,7 +67,7 @@ def run_sandbox(*, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0
 
     try:
         # Fresh ids: the store of a program may know the payments of an earlier run.
-        sandbox = Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand)
+        sandbox = Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand, merchants=merchants)
         run_server("sandbox", lambda: _serve(sandbox, host, port), port)
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
@@ -92,6 +98,9 @@ async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
             print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
             print(f"email: {sandbox.email}\npassword: {sandbox.password}")
             print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)
+            if len(sandbox.tokens) > 1:
+                print(f"tokens of all merchants, as JSON: {base_url.removesuffix('v1')}merchants.json")
+                print("\n".join(f"{name}  {token}" for name, token in sandbox.tokens.items()) + "\n", flush=True)
             numbers()
         await until_stopped()
     with ignoring_closed_pipe():

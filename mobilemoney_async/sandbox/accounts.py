@@ -3,7 +3,7 @@
 import base64
 import enum
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from math import inf
 
@@ -48,6 +48,11 @@ class Account:
     failed_logins: int = 0
     locked_until: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """The name under which a platform may keep the merchant: ``shop-1`` is the first one."""
+        return f"shop-{self.user_id}"
+
     def user(self) -> dict[str, object]:
         """The `user` object of the login result (section 2.3)."""
         return {
@@ -91,6 +96,11 @@ class Accounts:
         self._by_merchant[account.merchant_id] = account
         self._senders[account.token] = Principal(account)
         return account
+
+    @property
+    def by_name(self) -> Mapping[str, Account]:
+        """All accounts by `Account.name`, the first one first."""
+        return {account.name: account for account in self._by_email.values()}
 
     def find(self, email: str) -> Account | None:
         """Return the account with this e-mail, if there is one."""

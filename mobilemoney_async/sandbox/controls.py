@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from mobilemoney_async.sandbox.script import Rule, SwitchBoard
 from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 EMAIL = "merchant@example.com"
+MOST_MERCHANTS = 10_000
 
 
 _WHOLE = re.compile(r"0*([0-9]+?)(?:\.00?)?")
@@ -48,6 +49,7 @@ class Controls:
         choices: Choices | None = None,
         now: datetime | None = None,
         by_hand: bool = False,
+        merchants: int = 1,
     ) -> None:
         if not (math.isfinite(speed) and speed > 0):
             raise ValueError("speed must be a positive number")
@@ -66,6 +68,10 @@ class Controls:
         self._clock = clock
         self._phones = Phones(engine.book, engine.accounts)
         self._account = engine.open_account(EMAIL)
+        if type(merchants) is not int or not 1 <= merchants <= MOST_MERCHANTS:
+            raise ValueError(f"merchants must be an int from 1 to {MOST_MERCHANTS}")
+        for number in range(2, merchants + 1):
+            engine.open_account(f"shop-{number}@example.com")
         self.by_hand = by_hand
 
     def __repr__(self) -> str:
@@ -95,6 +101,16 @@ class Controls:
             ValueError: There is one with this e-mail already.
         """
         return self._engine.open_account(email)
+
+    @property
+    def merchants(self) -> Mapping[str, Account]:
+        """The accounts of all merchants, by names as a platform may give them: ``shop-1`` is the first one."""
+        return self._engine.accounts.by_name
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """The access token of each of `merchants`, by the same names."""
+        return {name: account.token for name, account in self.merchants.items()}
 
     def issue_token(self, permissions: Iterable[Permission | str] = tuple(Permission)) -> str:
         """Issue another token that never expires.
@@ -222,7 +238,7 @@ class Controls:
 
     # Payments
 
-    def ask(self, phone_number: str, amount: int | Decimal | str) -> Reply:
+    def ask(self, phone_number: str, amount: int | Decimal | str, *, account: Account | None = None) -> Reply:
         """Ask a customer to pay, as the phone page does: a collection of the merchant's without a program.
 
         It counts neither in the request limit nor in the request log, and scripts and switches spare it. A magic number
@@ -231,6 +247,7 @@ class Controls:
         Args:
             phone_number: International format; blanks and hyphens are left out, as a client leaves them out.
             amount: Whole TZS, as a client takes them: 15000, ``"15000"`` or ``"15000.00"``.
+            account: Who asks, of `merchants`; None for the first one.
 
         Returns:
             The service's answer to that request: `status`, `body`, and `wire` where a magic number takes the answer
@@ -243,7 +260,7 @@ class Controls:
         if isinstance(phone_number, str):
             fields["phone_number"] = phone_number.replace(" ", "").replace("-", "")
         try:
-            return self._engine.ask(self._account, fields, self._clock.seconds())
+            return self._engine.ask(account or self._account, fields, self._clock.seconds())
         except RefusedError as refusal:
             raise ValueError(json.loads(refusal.reply.body)["message"]) from refusal
 
@@ -314,15 +331,20 @@ class Controls:
         """The merchant's balance now, TZS."""
         return self.ledger.balance(self._account.merchant_id)
 
-    def rate_budget(self) -> RateBudget:
-        """Return the rest of the merchant's request limit now."""
-        return self._engine.rate_budget(self._account, self._clock.unscaled_seconds())
+    def rate_budget(self, account: Account | None = None) -> RateBudget:
+        """Return the rest of a merchant's request limit now: of the first one, or of an account of `merchants`."""
+        return self._engine.rate_budget(account or self._account, self._clock.unscaled_seconds())
 
     @property
     def transactions(self) -> MappingProxyType[str, Payment]:
         """All transactions by id, oldest first, in their true state now, whatever the service reports."""
         self._settle()
         return self._engine.book.payments
+
+    def transaction_ids(self, account: Account) -> Sequence[str]:
+        """Return the ids of one merchant's transactions, oldest first."""
+        self._settle()
+        return self._engine.book.ids_of(account.merchant_id)
 
     @property
     def requests(self) -> RequestLog:

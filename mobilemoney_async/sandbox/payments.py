@@ -3,7 +3,7 @@
 import heapq
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from types import MappingProxyType
@@ -46,6 +46,7 @@ class TransactionBook:
         self._choices = choices
         self._dice = dice
         self._payments: dict[str, Payment] = {}
+        self._owned: dict[str, list[str]] = {}  # ids by merchant
         # By merchant, name and value of the key.
         self._ids: dict[tuple[str, str, str], str] = {}
         self._due: list[tuple[float, int, str, Event, str | None]] = []
@@ -91,6 +92,7 @@ class TransactionBook:
         if plan.event is Event.EXPIRE:
             payment = attrs.evolve(payment, expires_at=due_at)
         self._payments[payment.id] = payment
+        self._owned.setdefault(merchant_id, []).append(payment.id)
         self._ids[merchant_id, "reference", payment.reference] = payment.id
         if external_id is not None:
             self._ids[merchant_id, "external_id", external_id] = payment.id
@@ -105,7 +107,11 @@ class TransactionBook:
 
     def owned_by(self, merchant_id: str) -> Iterator[Payment]:
         """Return a merchant's transactions, oldest first."""
-        return (payment for payment in self._payments.values() if payment.merchant_id == merchant_id)
+        return (self._payments[each] for each in self.ids_of(merchant_id))
+
+    def ids_of(self, merchant_id: str) -> Sequence[str]:
+        """Return the ids of a merchant's transactions, in the order in which they were created."""
+        return self._owned.get(merchant_id, ())
 
     def next_due(self) -> float | None:
         """Return the time of the next planned event, seconds since the sandbox's start; None for never."""

@@ -37,13 +37,16 @@ class Sandbox(Controls):
         choices: Behaviour that the contract leaves open.
         now: Aware time at which the sandbox's clock starts; None for the present.
         by_hand: True if collections wait for your answer; see the property.
+        merchants: The number of merchants, 1 to 10,000, each with its own token, transactions, balance and request
+            limit, at one address: see the property. `base_url`, `client`, `token` and others are of the first one.
 
     Attributes:
         speed: As given.
         callbacks: Reports status changes to a URL, while `serve()` runs.
 
     Raises:
-        ValueError: `speed` is not a positive number, `balance` is negative or not a number, or `now` is naive.
+        ValueError: `speed` is not a positive number, `balance` is negative or not a number, `now` is naive, or
+            `merchants` is out of its range.
         TypeError: `balance` is a float, or `by_hand` is not a bool.
     """
 

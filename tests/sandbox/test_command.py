@@ -67,13 +67,13 @@ def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     async def serve(sandbox: Sandbox, host: str, port: int) -> None:
-        made.append((sandbox.speed, sandbox.by_hand, host, port))
+        made.append((sandbox.speed, sandbox.by_hand, len(sandbox.tokens), host, port))
 
     monkeypatch.setattr(command, "_serve", serve)
-    given = ["--speed", "3", "--by-hand", "--host", "0.0.0.0", "--port", "0"]
+    given = ["--speed", "3", "--by-hand", "--host", "0.0.0.0", "--port", "0", "--merchants", "40"]
     for arguments in (["sandbox", *given], ["sandbox"]):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert made == [(3, True, "0.0.0.0", 0), (1, False, "127.0.0.1", 8765)]
+    assert made == [(3, True, 40, "0.0.0.0", 0), (1, False, 1, "127.0.0.1", 8765)]
 
 
 def test_in_a_container_the_address_is_one_that_the_client_takes(
@@ -137,3 +137,18 @@ def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(SystemExit, match=r"mobilemoney-async\[sandbox\]"):
         run_sandbox(port=0)
+
+
+def test_the_tokens_of_many_merchants_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--merchants 3` prints a token for each, and the address at which a platform reads them."""
+
+    async def stopped() -> None:
+        pass
+
+    monkeypatch.setattr(command, "until_stopped", stopped)
+    run_sandbox(port=0, merchants=3)
+    out = capsys.readouterr().out
+    assert re.search(r"as JSON: http://127\.0\.0\.1:\d+/merchants\.json\n", out)
+    assert re.findall(r"^(shop-\d)  sbx_\w+$", out, re.MULTILINE) == ["shop-1", "shop-2", "shop-3"]

@@ -364,3 +364,35 @@ def test_money_and_times_are_readable() -> None:
     assert [snapshot.duration(each) for each in (0, 0.2, 59.5, 103, 3599.1, 7260, -5)] == [
         "0:00", "0:01", "1:00", "1:43", "1 h 00 min", "2 h 01 min", "0:00",
     ]  # fmt: skip
+
+
+async def test_a_switch_shows_one_of_many_merchants() -> None:
+    """The page shows one merchant's payments, balance and token; the switch chooses another one, in this browser."""
+    sandbox = Sandbox(merchants=3)
+    user, other = PageUser(sandbox), PageUser(sandbox)
+    await user.do("/merchant", merchant="shop-2")
+    await user.do("/phones/ask", phone_number=ORDINARY, amount="12345", merchant="shop-2")
+    assert only(sandbox).merchant_id == sandbox.merchants["shop-2"].merchant_id
+    seen, first = await user.source(), await other.source()
+    assert "12,345" in Elements(seen).text.partition("The merchant")[2]
+    assert sandbox.tokens["shop-2"] in seen and sandbox.token not in seen
+    assert "12,345" not in Elements(first).text.partition("The merchant")[2]
+    assert sandbox.token in first
+    refused = await user.post("/merchant", merchant="shop-4")
+    assert (refused.status_code, "merchant must be one of" in refused.text) == (422, True)
+
+
+async def test_a_browser_that_knows_another_sandbox_sees_the_first_merchant() -> None:
+    """A choice from an earlier run, with more merchants, is no obstacle; and one merchant needs no switch."""
+    user = PageUser(Sandbox(merchants=1))
+    user.http.cookies.set("mobilemoney_merchant", "shop-40")
+    assert 'action="/merchant"' not in await user.source()
+
+
+async def test_a_platform_reads_the_tokens_of_its_merchants() -> None:
+    """One address gives the token of each account, and only to programs and to the page's own origin."""
+    sandbox = Sandbox(merchants=2)
+    user = PageUser(sandbox)
+    assert (await user.http.get("/merchants.json")).json() == sandbox.tokens
+    foreign = await user.http.get("/merchants.json", headers={"host": "evil.example"})
+    assert foreign.status_code == 403

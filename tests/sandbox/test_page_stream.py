@@ -177,7 +177,7 @@ async def test_a_foreign_page_gets_no_stream(user: PageUser, sandbox: Sandbox) -
 async def test_each_part_begins_with_the_element_that_it_replaces(user: PageUser, sandbox: Sandbox) -> None:
     """Every part is one element with its id, whole and in one event, whatever line ends it holds."""
     await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
-    parts = write_parts(snapshot.take(sandbox, masked=False, secret=b""))
+    parts = write_parts(snapshot.take(sandbox, sandbox.merchants["shop-1"], masked=False, secret=b""))
     for name, html in parts.items():
         event = as_event((html,)).decode()
         assert event.endswith("\n\n")

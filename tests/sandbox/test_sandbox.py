@@ -190,3 +190,24 @@ async def test_options_of_its_client_take_precedence() -> None:
         async with client:
             await client.users.profile()
     assert sandbox.requests.logins == 1
+
+
+async def test_one_address_serves_many_merchants() -> None:
+    """Each of three merchants has a token of its own, and sees its own payments only."""
+    sandbox = Sandbox(merchants=3)
+    assert list(sandbox.tokens) == ["shop-1", "shop-2", "shop-3"]
+    assert sandbox.tokens["shop-1"] == sandbox.token
+    for name, token in sandbox.tokens.items():
+        async with sandbox.client(auth=token) as client:
+            assert [each async for each in client.transactions.list()] == []
+            await client.collections.create(phone_number="+255681234567", amount=1_000)
+            assert [each.amount async for each in client.transactions.list()] == [1_000]
+        assert sandbox.rate_budget(sandbox.merchants[name]).window_used == 3
+    assert len(sandbox.transactions) == 3
+
+
+@pytest.mark.parametrize("merchants", [0, 10_001, 2.0, True])
+def test_a_number_of_merchants_that_is_none_is_refused(merchants: Any) -> None:
+    """The error names the argument and its range."""
+    with pytest.raises(ValueError, match="merchants must be an int from 1 to 10000"):
+        Sandbox(merchants=merchants)

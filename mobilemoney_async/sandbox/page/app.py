@@ -11,22 +11,31 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import NamedTuple
 
 import anyio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mobilemoney_async.sandbox.accounts import Account
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
-from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
+from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, account_of, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, DOCUMENT, TICK, EventStream, write, write_parts
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
-MASK_COOKIE = "mobilemoney_mask"
+MASK_COOKIE, MERCHANT_COOKIE = "mobilemoney_mask", "mobilemoney_merchant"
 
 _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
@@ -69,10 +78,19 @@ def create_page(sandbox: Controls) -> ASGIApp:
         Route("/live", page.follow),
         Route("/static/{name}", _asset),
         Route("/openapi.json", _describe),
+        Route("/merchants.json", page.tell_tokens),
         Route("/mask", page.mask, methods=["POST"]),
+        Route("/merchant", page.switch, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
     return guarded(Starlette(routes=routes, exception_handlers={404: _not_found}))
+
+
+class _Choice(NamedTuple):
+    """Choice of a browser: the merchant's name, and whether phone numbers are masked."""
+
+    merchant: str
+    masked: bool
 
 
 class _Page:
@@ -82,16 +100,16 @@ class _Page:
         self._sandbox = sandbox
         self._actions = actions
         self._secret = secrets.token_bytes(16)
-        # By whether numbers are masked: the snapshot, its parts, and until when streams share them.
-        self._looks: dict[bool, tuple[Snapshot, Mapping[str, str], float]] = {}
+        # By merchant and whether numbers are masked: the snapshot, its parts, and until when streams share them.
+        self._looks: dict[_Choice, tuple[Snapshot, Mapping[str, str], float]] = {}
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
         return self._write(request)
 
     async def follow(self, request: Request) -> Response:
-        masked = _is_masked(request)
-        stream = EventStream(lambda: self._look(masked=masked))
+        choice = _Choice(self._account(request).name, _is_masked(request))
+        stream = EventStream(lambda: self._look(choice))
         self._streams.add(stream)
         return StreamingResponse(stream, headers=_NOT_KEPT, media_type="text/event-stream")
 
@@ -101,15 +119,34 @@ class _Page:
             masked = one_of(await read(request), "masked", "yes", "no")
         except Refused as refused:
             return self._write(request, refused)
-        answer = RedirectResponse("/", 303)
-        if masked == "yes":
-            answer.set_cookie(MASK_COOKIE, "yes", max_age=_YEAR, httponly=True, samesite="strict")
+        return self._choose("/", MASK_COOKIE, masked if masked == "yes" else None)
+
+    async def switch(self, request: Request) -> Response:
+        """Show another merchant from now on in this browser."""
+        try:
+            name = one_of(await read(request), "merchant", *self._sandbox.merchants)
+        except Refused as refused:
+            return self._write(request, refused)
+        return self._choose("/#merchant", MERCHANT_COOKIE, name)
+
+    async def tell_tokens(self, request: Request) -> Response:
+        return JSONResponse(dict(self._sandbox.tokens), headers=_NOT_KEPT)
+
+    def _choose(self, shown_at: str, cookie: str, value: str | None) -> Response:
+        """Return the answer to a choice that is a cookie of the browser's."""
+        answer = RedirectResponse(shown_at, 303)
+        if value is not None:
+            answer.set_cookie(cookie, value, max_age=_YEAR, httponly=True, samesite="strict")
         else:
-            answer.delete_cookie(MASK_COOKIE, httponly=True, samesite="strict")
+            answer.delete_cookie(cookie, httponly=True, samesite="strict")
         # Other pages of this browser follow streams that were opened with the old cookie.
         for stream in self._streams:
             stream.end()
         return answer
+
+    def _account(self, request: Request) -> Account:
+        """Return the account of the merchant that a browser has chosen."""
+        return account_of(self._sandbox, request.cookies.get(MERCHANT_COOKIE))
 
     def does(self, action: Callable[[Form], None], shown_at: str) -> Callable[..., object]:
         """Make the endpoint of an action: a plain form is answered with the page, htmx with what the stream omits."""
@@ -130,32 +167,32 @@ class _Page:
 
         return endpoint
 
-    def _look(self, *, masked: bool) -> Mapping[str, str]:
+    def _look(self, choice: _Choice) -> Mapping[str, str]:
         """Return the parts of the page, rendered again only if the snapshot has changed.
 
         Streams that look within half a tick share one snapshot, and those that show the same parts get the same object.
         """
-        now, last = anyio.current_time(), self._looks.get(masked)
+        now, last = anyio.current_time(), self._looks.get(choice)
         if last is not None and now < last[2]:
             return last[1]
-        snapshot = self._take(masked=masked)
+        snapshot = self._take(account_of(self._sandbox, choice.merchant), masked=choice.masked)
         parts = write_parts(snapshot) if last is None or last[0] != snapshot else last[1]
-        self._looks[masked] = (snapshot, parts, now + TICK / 2)
+        self._looks[choice] = (snapshot, parts, now + TICK / 2)
         return parts
 
     def _wake(self) -> None:
         """Let all streams look at once, and anew."""
-        self._looks = {masked: (snapshot, parts, -inf) for masked, (snapshot, parts, _) in self._looks.items()}
+        self._looks = {choice: (snapshot, parts, -inf) for choice, (snapshot, parts, _) in self._looks.items()}
         for stream in self._streams:
             stream.wake()
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
-        snapshot = self._take(masked=_is_masked(request))
+        snapshot = self._take(self._account(request), masked=_is_masked(request))
         html = write("page", snapshot=snapshot, **self._details(request, refused, form or {}))
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
-    def _take(self, *, masked: bool) -> Snapshot:
-        return take(self._sandbox, masked=masked, secret=self._secret, asked=self._actions.asked)
+    def _take(self, account: Account, *, masked: bool) -> Snapshot:
+        return take(self._sandbox, account, masked=masked, secret=self._secret, asked=self._actions.asked)
 
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
         """Return the values of the page outside the snapshot, with the refusal of the form if there is one."""
@@ -163,7 +200,8 @@ class _Page:
             "refused": refused,
             "form": form,
             "base_url": f"{request.url.scheme}://{request.headers['host']}{PREFIX}",
-            "token": self._sandbox.token,
+            "account": self._account(request),
+            "merchants": self._sandbox.merchants,
             "endpoints": [route.name for route in ROUTES],
             "callbacks": self._sandbox.callbacks,
         }

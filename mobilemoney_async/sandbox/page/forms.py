@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import attrs
 from starlette.requests import Request
 
+from mobilemoney_async.sandbox.accounts import Account
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.page.snapshot import Asked
@@ -72,6 +73,12 @@ def number(form: Mapping[str, str], field: str) -> float:
         raise Refused(f"{field} must be a number.") from None
 
 
+def account_of(sandbox: Controls, name: str | None) -> Account:
+    """Return the merchant's account with a name; the first one for another name."""
+    accounts = sandbox.merchants
+    return accounts.get(name or "") or next(iter(accounts.values()))
+
+
 @attrs.define(eq=False)
 class Actions:
     """Actions of the forms on one sandbox."""
@@ -87,7 +94,7 @@ class Actions:
         payments = self._sandbox.transactions
         known = len(payments)
         try:
-            reply = self._sandbox.ask(phone_number, amount)
+            reply = self._sandbox.ask(phone_number, amount, account=account_of(self._sandbox, form.get("merchant")))
         except ValueError as exc:
             field = str(exc).split()[0]  # how each of the service's own refusals begins
             raise Refused(_PAYMENT_FIELDS[field], field=field) from exc

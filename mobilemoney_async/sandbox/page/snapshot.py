@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
+from mobilemoney_async.sandbox.accounts import Account
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.messages import Reply, Wire
 from mobilemoney_async.sandbox.phones import Phone, Prompt
@@ -66,22 +67,25 @@ class Asked:
     transaction_id: str | None
 
 
-def take(sandbox: Controls, *, masked: bool, secret: bytes, asked: Asked | None = None) -> Snapshot:
-    """Read the sandbox once; `secret` makes the keys of the phones, which reveal neither a number nor their order."""
+def take(sandbox: Controls, account: Account, *, masked: bool, secret: bytes, asked: Asked | None = None) -> Snapshot:
+    """Read the sandbox once, with the figures of one merchant.
+
+    `secret` makes the keys of the phones, which reveal neither a number nor their order.
+    """
     now, started_at = sandbox.now, sandbox.started_at
-    transactions = sandbox.transactions
-    newest = [transactions[each] for each in islice(reversed(transactions), TRANSACTIONS)]
+    transactions, ids = sandbox.transactions, sandbox.transaction_ids(account)
+    newest = [transactions[each] for each in islice(reversed(ids), TRANSACTIONS)]
     phones = sandbox.phones()
     # Steady: the oldest prompt first, phones without one last, so that a new prompt does not move the others.
     steady = sorted(phones[:PHONES], key=lambda each: each.prompts[-1].created_at.timestamp() if each.prompts else inf)
     by_key = {_key(secret, phone.phone_number): phone for phone in steady}
     expiring = {prompt.transaction_id: prompt.expires_at for phone in steady for prompt in phone.prompts}
-    budget = sandbox.rate_budget()
+    budget = sandbox.rate_budget(account)
     callbacks = sandbox.callbacks
     return {
         "masked": masked,
         "by_hand": sandbox.by_hand,
-        "merchant": plain(sandbox.email),
+        "merchant": plain(account.email),
         "asked": _shown_answer(asked, transactions, masked=masked) if asked else None,
         "phones": {key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
         # Those with prompts are shown whole, else the one that was used last.
@@ -91,8 +95,8 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes, asked: Asked | None 
         "more_prompts": {key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
         "seconds_left": {each: max(0, ceil((at - now).total_seconds())) for each, at in expiring.items() if at},
         "transactions": [_shown_payment(payment, masked=masked) for payment in newest],
-        "older": max(0, len(transactions) - TRANSACTIONS),
-        "balance": sandbox.balance,
+        "older": max(0, len(ids) - TRANSACTIONS),
+        "balance": sandbox.ledger.balance(account.merchant_id),
         "budget": attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
         "requests": [
             _shown(each, "method", "path", "code", "fault", masked=masked)
