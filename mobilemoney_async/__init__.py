@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
     )
     from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
     from mobilemoney_async.errors import (
+        AccountSuspended,
         APIError,
         AuthenticationError,
         ConnectionFailed,
@@ -36,6 +37,7 @@ if _typing.TYPE_CHECKING:
         InvalidToken,
         InvalidTransactionId,
         MobileMoneyError,
+        NoSuchMerchant,
         OutcomeUnknown,
         PermissionDenied,
         RateLimitExceeded,
@@ -49,6 +51,7 @@ if _typing.TYPE_CHECKING:
         WaitTimeout,
     )
     from mobilemoney_async.merchants import Merchants
+    from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus
     from mobilemoney_async.payments.audit_report import AuditReport, Difference
     from mobilemoney_async.payments.payment_change import PaymentChange
     from mobilemoney_async.payments.payout_batch import PayoutBatch
@@ -67,6 +70,10 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "APIError",
+    "AccountNeed",
+    "AccountState",
+    "AccountStatus",
+    "AccountSuspended",
     "Acknowledgement",
     "AsyncClient",
     "AuditReport",
@@ -89,6 +96,7 @@ __all__ = [
     "Merchants",
     "MobileMoneyError",
     "Network",
+    "NoSuchMerchant",
     "Outcome",
     "OutcomeUnknown",
     "Pagination",
@@ -140,6 +148,7 @@ _HOMES = {
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
     "merchants": "Merchants",
+    "payments.account_status": "AccountNeed AccountState AccountStatus",
     "payments.audit_report": "AuditReport Difference",
     "payments.payout_batch": "PayoutBatch",
     "payments.payment_change": "PaymentChange",

@@ -16,10 +16,12 @@
     │   ├─ InvalidTransactionId
     │   ├─ RateLimitExceeded
     │   └─ ServerError
+    ├─ NoSuchMerchant                      no merchant of an account, said by a function of yours
     ├─ OutcomeUnknown                      a create with an unknown result
     ├─ WaitTimeout (TimeoutError)          a payment that is not final in time
     └─ StoreError                          a failure or a refusal of the store
         ├─ InvalidCursor
+        ├─ AccountSuspended
         ├─ IdempotencyConflict
         └─ DuplicateSuspected
 
@@ -234,6 +236,19 @@ class ServerError(APIError):
         self.excerpt = excerpt
 
 
+class NoSuchMerchant(MobileMoneyError):
+    """Account of a platform that has no merchant any more. Raise it in the function `auth` of `Merchants`.
+
+    The account is suspended then, in the store, so that no host asks for its secret again. The text is logged, and is
+    the note of the suspension: it must hold no secret.
+    """
+
+    outcome: CallOutcome = "not_sent"
+
+    def __init__(self, message: str = "the platform knows no such merchant") -> None:
+        super().__init__(message)
+
+
 class OutcomeUnknown(MobileMoneyError):
     """Create with an unknown result: it may have reached the service, so the payment may or may not exist.
 
@@ -287,6 +302,22 @@ class InvalidCursor(StoreError):
     """
 
     outcome: CallOutcome = "not_sent"
+
+
+class AccountSuspended(StoreError):
+    """Payment of an account that is suspended or removed; see `Merchants.suspend`. Nothing was sent.
+
+    Attributes:
+        state: ``SUSPENDED`` or ``REMOVED``.
+        note: The reason that was given for it, or None.
+    """
+
+    outcome: CallOutcome = "not_sent"
+
+    def __init__(self, message: str, *, state: str, note: str | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.note = note
 
 
 class IdempotencyConflict(StoreError):

@@ -164,6 +164,19 @@ class AccountMismatch:
 
 
 @attrs.frozen(kw_only=True)
+class MerchantSuspended:
+    """Account that was suspended because a platform's function `auth` raised `NoSuchMerchant`. Told once, by one host.
+
+    Attributes:
+        account: The account.
+        reason: The text of that error.
+    """
+
+    account: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class PaymentFollowed:
     """Payment that a poller follows from now on.
 
@@ -292,6 +305,7 @@ Event: TypeAlias = (
     | FinalStateChanged
     | StoreBehind
     | AccountMismatch
+    | MerchantSuspended
     | PaymentFollowed
     | PollerAsked
     | PaymentFinal

@@ -11,6 +11,7 @@ import pytest
 
 import mobilemoney_async
 from mobilemoney_async import (
+    AccountSuspended,
     APIError,
     AuthenticationError,
     ConnectionFailed,
@@ -23,6 +24,7 @@ from mobilemoney_async import (
     InvalidTransactionId,
     MobileMoneyError,
     Network,
+    NoSuchMerchant,
     OutcomeUnknown,
     PermissionDenied,
     RateLimitExceeded,
@@ -87,6 +89,8 @@ ERRORS: list[MobileMoneyError] = [
     IdempotencyConflict("the key was used", idempotency_key="k-1"),
     DuplicateSuspected("a duplicate is unknown", other_key="k-2"),
     DuplicateSuspected("it may be made already", transaction_id="t-1"),
+    AccountSuspended("the account is suspended", state="SUSPENDED", note="it has left"),
+    NoSuchMerchant(),
 ]
 
 
@@ -157,6 +161,8 @@ TREE: dict[type[MobileMoneyError], tuple[type[BaseException], ...]] = {
     InvalidCursor: (StoreError,),
     IdempotencyConflict: (StoreError,),
     DuplicateSuspected: (StoreError,),
+    AccountSuspended: (StoreError,),
+    NoSuchMerchant: (MobileMoneyError,),
 }
 
 
@@ -180,6 +186,8 @@ def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
         InvalidCursor: "not_sent",
         IdempotencyConflict: "not_sent",
         DuplicateSuspected: "not_sent",
+        AccountSuspended: "not_sent",
+        NoSuchMerchant: "not_sent",
     }
     expected = exceptions.get(type(error), "refused" if isinstance(error, APIError) else "unknown")
     assert type(error).outcome == expected

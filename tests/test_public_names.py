@@ -16,6 +16,10 @@ def test_the_public_names_are_these() -> None:
     """A name is added or taken away on purpose only."""
     assert mobilemoney_async.__all__ == [
         "APIError",
+        "AccountNeed",
+        "AccountState",
+        "AccountStatus",
+        "AccountSuspended",
         "Acknowledgement",
         "AsyncClient",
         "AuditReport",
@@ -38,6 +42,7 @@ def test_the_public_names_are_these() -> None:
         "Merchants",
         "MobileMoneyError",
         "Network",
+        "NoSuchMerchant",
         "Outcome",
         "OutcomeUnknown",
         "Pagination",

@@ -170,6 +170,11 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
             ("logout", "account:logout", "Delete the token that login kept."),
             ("profile", "account:profile", "Show the user that the credentials belong to."),
             ("otp", "account:otp_app", "One-time passwords: request one, verify one."),
+            (
+                "accounts",
+                "accounts:accounts_app",
+                "Accounts of a platform's store: which one needs someone, and which may pay.",
+            ),
             ("doctor", "doctor:doctor", "Check the configuration and say what to fix."),
         ),
         "Trying it out": (

@@ -20,9 +20,9 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import Refused, WrongUsage, say
+from mobilemoney_async.cli.failures import WrongUsage, say
 from mobilemoney_async.cli.options import Service, command_line
-from mobilemoney_async.cli.payments import command_lines, find_store, run_with_account
+from mobilemoney_async.cli.payments import command_lines, find_store, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
@@ -50,23 +50,13 @@ def watch_store(service: Service, *, timeout: float | None, as_json: bool, unmas
     is_screen = not as_json and sys.stdout.isatty()
 
     async def work(store: AccountStore) -> None:
-        await _require_tables(store)
+        await require_tables(store)
         view = View(settings.account, unmasked, service)
         shown: AbstractContextManager[Callable[[], object]] = nullcontext(_Lines(view, as_json=as_json))
         with screen(view) if is_screen else shown as show, anyio.move_on_after(timeout or math.inf):
             await _follow(store, view, show)
 
     run_with_account("watch", work, settings)
-
-
-async def _require_tables(store: AccountStore) -> None:
-    """Refuse a store without tables, or with those of another release: a view makes none."""
-    from mobilemoney_async.database.schema import find_version, require_known
-
-    found = await store.database.peek(find_version)
-    if found is None:
-        raise Refused("the store has no tables yet: the first payment with it makes them")
-    require_known(found)
 
 
 async def _follow(store: AccountStore, view: View, show: Callable[[], object]) -> None:

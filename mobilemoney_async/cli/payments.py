@@ -288,6 +288,16 @@ def run_with_account(
     return run(command, with_store)
 
 
+async def require_tables(store: AccountStore) -> None:
+    """Refuse a store without tables, or with those of another release: a view makes none."""
+    from mobilemoney_async.database.schema import find_version, require_known
+
+    found = await store.database.peek(find_version)
+    if found is None:
+        raise Refused("the store has no tables yet: the first payment with it makes them")
+    require_known(found)
+
+
 def run_with_service(
     work: Callable[[AsyncClient], Awaitable[T]],
     service: Service,

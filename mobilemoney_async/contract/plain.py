@@ -17,9 +17,11 @@ ERROR_ATTRIBUTES: dict[str, Any] = {
     "message": str,
     "excerpt": str,
     "problem": str,
+    "state": str,
     "is_database": bool,
     **dict.fromkeys(
-        ["advice", "peer", "idempotency_key", "transaction_id", "other_key", "code", "content_type", "path"], str | None
+        ["advice", "peer", "idempotency_key", "transaction_id", "other_key", "code", "content_type", "path", "note"],
+        str | None,
     ),
 }
 """Types of the errors' attributes in data; the models add theirs."""

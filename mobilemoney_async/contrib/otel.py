@@ -35,6 +35,7 @@ from mobilemoney_async.events import (
     FinalStateChanged,
     Handler,
     LimiterWaited,
+    MerchantSuspended,
     PaymentFinal,
     PaymentFollowed,
     PaymentGivenUp,
@@ -217,7 +218,14 @@ class _Telemetry:
                 self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
             case AccountsCounted():
                 self._count_accounts(event)
-            case StoreBehind() | AccountMismatch() | ChangeParked() | DispatcherPaused() | FinalStateChanged():
+            case (
+                StoreBehind()
+                | AccountMismatch()
+                | ChangeParked()
+                | DispatcherPaused()
+                | FinalStateChanged()
+                | MerchantSuspended()
+            ):
                 name, attributes = _alert(event)
                 self._span(f"mobilemoney.{name}", attributes, 0.0)
             case _:
@@ -302,7 +310,7 @@ def _error(error: str | None) -> Attributes:
 
 
 def _alert(
-    event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused | FinalStateChanged,
+    event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused | FinalStateChanged | MerchantSuspended,
 ) -> tuple[str, Attributes]:
     """Return the name of a span and its attributes for an event that someone has to look at."""
     match event:
@@ -310,6 +318,8 @@ def _alert(
             return "store.behind", {"mobilemoney.transactions": event.transactions}
         case AccountMismatch():
             return "account.mismatch", {"mobilemoney.account": event.account}
+        case MerchantSuspended():
+            return "merchant.suspended", {"mobilemoney.account": event.account}
         case FinalStateChanged():
             changed = {"mobilemoney.transaction_id": event.transaction_id, "mobilemoney.before": event.before}
             return "payment.changed", {**changed, "mobilemoney.status": event.status}

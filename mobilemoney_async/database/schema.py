@@ -263,6 +263,12 @@ accounts: sa.Table = sa.Table(
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
     sa.Column("paused", sa.Text),
     *_columns(UTCDateTime, "paused_until", "resumed_at"),
+    # SUSPENDED or REMOVED; None for an account that pays. See `payments.account_state`.
+    *_columns(sa.Text, "state", "state_note"),
+    sa.Column("state_at", UTCDateTime),
+    # The last failure of a worker that served it, and its time.
+    sa.Column("error", sa.Text),
+    sa.Column("error_at", UTCDateTime),
     *_columns(sa.Text, "note", "number_key", "feed_epoch"),
     *_columns(
         sa.BigInteger, "feed_last", "feed_pruned", "feed_prunings", nullable=False, default=0, server_default="0"

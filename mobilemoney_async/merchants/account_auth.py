@@ -22,6 +22,7 @@ from mobilemoney_async.errors import (
     APIError,
     InvalidRequest,
     MobileMoneyError,
+    NoSuchMerchant,
     RateLimitExceeded,
     ServerError,
     TransportError,
@@ -49,6 +50,8 @@ class AccountAuth:
         store: The account's store.
         utcnow: The wall clock.
         timeout: The longest time for one call of the function, seconds.
+        suspend: Called with the reason where the function says that there is no such merchant.
+        failed: Called with what is wrong, where the function fails or the service refuses its secret.
     """
 
     is_vault: bool = True
@@ -59,12 +62,16 @@ class AccountAuth:
         store: AccountStore,
         utcnow: Callable[[], datetime],
         timeout: float,
+        *,
+        suspend: Callable[[str], Awaitable[None]],
+        failed: Callable[[str], object],
     ) -> None:
         self.name: str | None = None
         self._ask = ask
         self._store = store
         self._utcnow = utcnow
         self._timeout = timeout
+        self._suspend, self._failed = suspend, failed
         self._lock = LoopLock()
         self._source: TokenAuth | SharedLogin | None = None
         self._given: object = None
@@ -107,6 +114,7 @@ class AccountAuth:
         except APIError as exc:
             if isinstance(exc, RateLimitExceeded | ServerError):
                 raise
+            self._failed(str(exc))
             self._is_refused = self._is_refused or self._source is source
             renewed = await self._current()
             if renewed is source:
@@ -117,6 +125,8 @@ class AccountAuth:
         """Note that the service refused a token; one that was issued may have been replaced."""
         source = self._source
         if isinstance(source, TokenAuth):
+            if source.value == token:
+                self._failed("the service refuses the token")
             self._is_refused = self._is_refused or source.value == token
         elif source is not None:
             source.rejected(token, replacement=replacement)
@@ -175,6 +185,9 @@ class AccountAuth:
                 raise
             self._failed_at = anyio.current_time()
             self._failure = _failure(account, exc)
+            self._failed(str(self._failure))
+            if isinstance(exc, NoSuchMerchant):
+                await self._suspend(str(exc))
             raise copy.copy(self._failure) from self._failure.__cause__
         return secret
 

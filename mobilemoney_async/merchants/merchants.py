@@ -30,8 +30,12 @@ from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import AccountsCounted, MerchantSuspended, emit
+from mobilemoney_async.payments.account_status import AccountState, AccountStatus
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
-from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name
+from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name, require_text
 
 # What needs the extra `store` is imported where it is used: without it, the class is refused when it is made.
 if TYPE_CHECKING:
@@ -84,7 +88,8 @@ class Merchants:
             replaced is picked up; one call at a time for each account, and at most one in 10 s after refusals. An
             error of it fails the account's calls: a `MobileMoneyError` as it is, unless it is `InvalidRequest`; that,
             every other one, and a secret that is none as `TransportError` with that error as its cause. The text of an
-            error of yours is never logged. It has `timeout` seconds.
+            error of yours is never logged. It has `timeout` seconds. If the platform knows the merchant no more, let it
+            raise `NoSuchMerchant`: the account is suspended, as by `suspend`, with one ERROR in the log of one host.
         max_open: Clients that stay open, at least 1. The least recently used one that is idle is closed first. None is
             closed during a call, while it has a poller, a dispatcher or a named consumer, or while an answer is not
             recorded yet: if that concerns all of them, more are open, and a warning is logged once.
@@ -142,6 +147,7 @@ class Merchants:
         self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
         self._connected: OrderedDict[_Merchant, None] = OrderedDict()  # in the order of `used_at`
         self._workers: WeakSet[Worker] = WeakSet()
+        self._failures: dict[str, str] = {}  # by account, until a worker has written them
         self._served = 0  # accounts of the workers
         self._looks = 0  # at idle accounts in a row that are pinned
         self._has_warned = self._is_closed = False
@@ -169,11 +175,9 @@ class Merchants:
         async with self._locks.hold(account):
             merchant = self._merchants.get(account)
             if merchant is None:
-                store = self._store if isinstance(self._store, SQLStore) else await self._store(account)
-                if not isinstance(store, SQLStore):
-                    raise refuse("store", "a function that returns an SQLStore", store)
+                store = await self._store_of(account)
                 self._check_open()
-                merchant = self._make(account, store.for_account(account))
+                merchant = self._make(account, store)
                 await self._close_idle()
         return merchant.client
 
@@ -192,13 +196,116 @@ class Merchants:
         Raises:
             InvalidRequest: `store` is a function: the accounts of a worker are in one database.
         """
-        if not isinstance(self._store, SQLStore):
-            raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
+        store = self._one_store("a worker")
         from mobilemoney_async.merchants.worker import Worker
 
-        worker = Worker(account_store(self._store), self._base_url, self._utcnow, self._serve, self._check_open)
+        count = None if self._on_event is None else partial(self._count, store)
+        worker = Worker(
+            store, self._base_url, self._utcnow, self._serve, self._check_open, failures=self._failures, count=count
+        )
         self._workers.add(worker)
         return worker
+
+    async def overview(self, *, everything: bool = False) -> AsyncGenerator[AccountStatus]:
+        """Yield the status of each account of the store that needs someone, by name.
+
+        ``async for status in merchants.overview(): ...`` reads the store once, in a few statements for all accounts,
+        and asks the service nothing. `on_event` gets one `AccountsCounted` for it.
+
+        Args:
+            everything: Also those that need nobody.
+
+        Raises:
+            InvalidRequest: `store` is a function: the accounts of an overview are in one database.
+            StoreError: The store failed.
+        """
+        for status in await self._count(self._one_store("an overview")):
+            if everything or status.needs:
+                yield status
+
+    async def _count(self, store: AccountStore) -> list[AccountStatus]:
+        from mobilemoney_async.sharing.accounts import count_needs, read_accounts
+
+        self._check_open()
+        await store.database.open()
+        now = None if self._utcnow is None else self._utcnow()
+        statuses = await read_accounts(store, now, everything=True)
+        if self._on_event is not None:
+            emit(partial(self._on_event, ""), AccountsCounted(accounts=len(statuses), needing=count_needs(statuses)))
+        return statuses
+
+    def _one_store(self, purpose: str) -> AccountStore:
+        if not isinstance(self._store, SQLStore):
+            raise refuse("store", f"an SQLStore or its URL for {purpose}: its accounts are in one database")
+        return account_store(self._store)
+
+    async def suspend(self, account: str, *, note: str) -> None:
+        """Suspend an account, on every host: it begins no payment, and no worker serves it, until `resume`.
+
+        New payments, queued ones too, raise `AccountSuspended`, and what is in the queue waits there. A request under
+        way goes on; workers leave the account within some 15 seconds. Reading is allowed: `client.transactions`, the
+        store, and `client.payments.reconcile`.
+
+        Args:
+            account: Its name; it need not have a payment yet.
+            note: The reason, which the store keeps; no secret.
+
+        Raises:
+            InvalidRequest: An argument is invalid.
+            StoreError: The store failed.
+        """
+        await self._change(account, AccountState.SUSPENDED, require_text("note", note))
+
+    async def resume(self, account: str) -> None:
+        """Let an account pay again that was suspended or removed. Does nothing to others.
+
+        Raises:
+            InvalidRequest: The name is invalid.
+            StoreError: The store failed.
+        """
+        await self._change(account, AccountState.ACTIVE, None)
+
+    async def remove(self, account: str, *, note: str | None = None) -> None:
+        """Remove an account whose merchant leaves, on every host: nothing new, and what is open is followed to its end.
+
+        New payments raise `AccountSuspended`. Workers go on to follow payments that are not final, and to look for
+        those with an unknown result, as long as there are any. What is queued is not sent, and stays queued until it is
+        cancelled. All that the store knows of the account stays: see `SQLStore.erase_account`.
+
+        Args:
+            account: Its name.
+            note: The reason, which the store keeps; no secret.
+
+        Raises:
+            InvalidRequest: An argument is invalid.
+            StoreError: The store failed.
+        """
+        await self._change(account, AccountState.REMOVED, None if note is None else require_text("note", note))
+
+    async def _change(self, account: str, state: AccountState, note: str | None) -> None:
+        self._check_open()
+        parts = account_store(await self._store_of(require_name("account", account)))
+        await parts.change_state(state, note, self._utcnow or parts.database.wall_clock.utcnow)
+
+    async def _suspend_unknown(self, parts: AccountStore, utcnow: Callable[[], datetime], reason: str) -> None:
+        """Suspend an account whose merchant the platform does not know; say so once for all hosts."""
+        try:
+            is_new = await parts.change_state(AccountState.SUSPENDED, reason, utcnow)
+        except StoreError as exc:
+            warn_of_store(f"account {parts.account!r} has no merchant, and cannot be suspended", exc)
+            return
+        if is_new:
+            said = "account %r is suspended, since auth knows no such merchant (%s): resume or remove it"
+            logger.error(said, parts.account, reason)
+            if self._on_event is not None:
+                on_event = partial(self._on_event, parts.account)
+                emit(on_event, MerchantSuspended(account=parts.account, reason=reason))
+
+    async def _store_of(self, account: str) -> SQLStore:
+        store = self._store if isinstance(self._store, SQLStore) else await self._store(account)
+        if not isinstance(store, SQLStore):
+            raise refuse("store", "a function that returns an SQLStore", store)
+        return store.for_account(account)
 
     @asynccontextmanager
     async def _serve(self, account: str) -> AsyncGenerator[AsyncClient]:
@@ -219,7 +326,14 @@ class Merchants:
         utcnow = parts.database.wall_clock.utcnow if self._utcnow is None else self._utcnow
         client = AsyncClient(
             self._base_url,
-            auth=AccountAuth(self._auth, parts, utcnow, self._timeout),
+            auth=AccountAuth(
+                self._auth,
+                parts,
+                utcnow,
+                self._timeout,
+                suspend=partial(self._suspend_unknown, parts, utcnow),
+                failed=partial(self._failures.__setitem__, account),
+            ),
             retry=self._retry,
             timeout=self._timeout,
             deadline=self._deadline,

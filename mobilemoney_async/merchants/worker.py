@@ -7,6 +7,7 @@ until their parts have ended. Only then is a claim given back, so that two hosts
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -20,10 +21,12 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.merchants.claims import Claim, Claims
+from mobilemoney_async.payments.account_state import save_failures
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import service_address
 from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.due import Work
+from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.polling.sharing import warn_of_store
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -31,6 +34,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 # Seconds: between two renewals of the claims; for which a poller, and a dispatcher, which asks the store twice a
 # second, run on though nothing is to be done; and between two looks for payments with an unknown result.
 _TICK, _LINGER, _DISPATCH_LINGER, _AGAIN = 1.0, 10.0, 2.0, 5.0
+# Seconds between two reports of failures and of the accounts that need someone.
+_REPORT = 60.0
 # Accounts that are claimed at once and whose parts are not running yet, at most, and parts that are started at once.
 _BATCH, _AT_ONCE = 100, 10
 # Pauses after which a part that failed is started again, seconds.
@@ -52,15 +57,21 @@ class Worker(anyio.AsyncContextManagerMixin):
         utcnow: Callable[[], datetime] | None,
         open_client: Callable[[str], AbstractAsyncContextManager[AsyncClient]],
         check_open: Callable[[], None],
+        *,
+        failures: dict[str, str],
+        count: Callable[[], Awaitable[object]] | None,
     ) -> None:
+        self._store, self._utcnow = store, utcnow or store.database.wall_clock.utcnow
+        self._failures, self._count = failures, count
         self._database, self._service = store.database, service_address(base_url)
-        self._claims = Claims(store.database, store.grace, utcnow or store.database.wall_clock.utcnow)
+        self._claims = Claims(store.database, store.grace, self._utcnow)
         self._open_client, self._check_open = open_client, check_open
         self._served: dict[str, anyio.CancelScope] = {}
         self._starts = anyio.CapacityLimiter(_AT_ONCE)
         self._given_back: set[str] = set()
         self._dispatchers: dict[str, Dispatcher] = {}
         self._is_closing = self._is_looking = False
+        self._report_at = -math.inf
         self._ended = anyio.Event()
         self._renewing: anyio.CancelScope | None = None  # while it is open
         self._has_renewed = anyio.Event()  # for the last time
@@ -139,6 +150,22 @@ class Worker(anyio.AsyncContextManagerMixin):
         if renewal.looks and not self._is_looking and not self._is_closing:
             self._is_looking = True
             tasks.start_soon(self._look)
+        if (now := anyio.current_time()) >= self._report_at and not self._is_closing:
+            self._report_at = now + _REPORT
+            tasks.start_soon(self._report)
+
+    async def _report(self) -> None:
+        """Write which accounts could not be served, and count those that need someone."""
+        failures, at = dict(self._failures), self._utcnow()
+        self._failures.clear()
+        try:
+            for some in chunks(sorted(failures)):
+                told = {account: failures[account] for account in some}
+                await self._store.database.write(partial(save_failures, failures=told, at=at))
+            if self._count is not None:
+                await self._count()
+        except StoreError as exc:
+            warn_of_store("the worker reports nothing", exc)
 
     async def _look(self) -> None:
         try:
@@ -154,7 +181,8 @@ class Worker(anyio.AsyncContextManagerMixin):
             with scope:
                 try:
                     await self._run_parts(claim)
-                except Exception:  # one account must not end the others
+                except Exception as exc:  # one account must not end the others
+                    self._failures[claim.account] = _told(exc)
                     logger.exception("account %r cannot be served", claim.account)
                     await anyio.sleep(_LONGEST_PAUSE)
         finally:
@@ -187,6 +215,7 @@ class Worker(anyio.AsyncContextManagerMixin):
             except StoreError as exc:
                 warn_of_store("the worker goes on later", exc)
             except Exception as exc:  # one account must not end the others
+                self._failures[claim.account] = _told(exc)
                 is_ours = isinstance(exc, MobileMoneyError)
                 said = "account %r: %s fails, and is tried again after %.0f s: %s"
                 logger.warning(said, claim.account, work.name, pause, exc, exc_info=None if is_ours else exc)
@@ -215,6 +244,11 @@ class Worker(anyio.AsyncContextManagerMixin):
                 await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]
+
+
+def _told(error: Exception) -> str:
+    """Return an error for the store: without the text of one that is not ours."""
+    return str(error) if isinstance(error, MobileMoneyError) else type(error).__name__
 
 
 async def end(worker: Worker) -> None:

@@ -16,6 +16,8 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.account_state import change_state
+from mobilemoney_async.payments.account_status import AccountState
 from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.feed_watch import close_watch, stir_readers
 from mobilemoney_async.payments.journal import Journal, JournalEntry
@@ -173,6 +175,13 @@ class AccountStore:
         """Write what cannot be taken back, at the time that the work is given; see `Database.time_of_transaction`."""
         time_of = self.database.time_of_transaction(utcnow)
         return await self.write(lambda journal: work(journal, time_of(journal.connection)))
+
+    async def change_state(self, state: AccountState, note: str | None, utcnow: Callable[[], datetime]) -> bool:
+        """Change the state of the account, for all processes, and return whether it was another one before."""
+        await self.database.open()
+        return await self.decide(
+            lambda journal, at: change_state(journal.connection, self.account, state, note, at), utcnow
+        )
 
     def _place(self, key: str | None) -> Sequence[str]:
         return () if key is None else (self.account, key)

@@ -71,6 +71,8 @@ class AccountFacts:
         lost_at: When there were last transactions of a forgotten time that no payment owns; None if there are none.
         others_until: Until when other systems of the merchant's count as paying too, or None.
         timeline: PostgreSQL's timeline at the last comparison.
+        state: That of the account, None if it is active; see `payments.account_state`.
+        state_note: Why it is not.
     """
 
     newest: datetime | None = None
@@ -89,6 +91,8 @@ class AccountFacts:
     lost_at: datetime | None = None
     others_until: datetime | None = None
     timeline: int | None = None
+    state: str | None = None
+    state_note: str | None = None
 
     @property
     def lost_until(self) -> datetime | None:

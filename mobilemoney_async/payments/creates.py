@@ -40,6 +40,7 @@ from mobilemoney_async.errors import (
     RequestTimeout,
     StoreError,
 )
+from mobilemoney_async.payments.account_state import suspended
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
 from mobilemoney_async.payments.binding import wait
@@ -122,6 +123,7 @@ class IdempotentCreates:
         Raises:
             IdempotencyConflict: The key was used for another payment; nothing was sent.
             DuplicateSuspected: A payment of the same kind is unidentified; nothing was sent.
+            AccountSuspended: The account is suspended or removed; nothing was sent.
             OutcomeUnknown: The result is unknown, of this call or of an earlier one under this key.
             StoreError: The store failed; nothing was sent.
             MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
@@ -216,6 +218,8 @@ class IdempotentCreates:
             # Another process may send from here on: `Journal.begin` finds out.
             answer = self._clearance(record, now, progress.asked_at)
             if record is None or answer is Clearance.SEND:
+                if facts.state is not None:  # before anything is asked of the service; `Journal.begin` decides
+                    raise suspended(self._store.account, facts.state, facts.state_note)
                 progress.is_comparing = True
                 took_time = await self._recovery.admit(request, facts)
                 progress.is_comparing = False

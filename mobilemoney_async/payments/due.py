@@ -23,6 +23,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments
+from mobilemoney_async.payments.account_status import AccountState
 from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records import LISTINGS, PaymentRecord, PaymentState
@@ -85,7 +86,7 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
 
 
 def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -> dict[str, Work]:
-    """Return the accounts of a database in which work is due, and which.
+    """Return the accounts of a database in which work is due, and which; none of those that are suspended.
 
     Queued, unidentified and softly refused payments have small indexes of their own. Of the others, each account costs
     a look at its place in an index, however many payments it has.
@@ -106,7 +107,15 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     for work, statement in selects:
         for account in connection.execute(statement).scalars():
             found[account] = found.get(account, Work(0)) | work
-    return found
+    inactive = sa.select(accounts.c.account, accounts.c.state).where(accounts.c.state.is_not(None))
+    late = sa.select(_columns.account).where(is_queued, _columns.not_after <= now).distinct()
+    states = {row.account: row.state for row in connection.execute(inactive)}
+    # What is late leaves the queue, of a removed account too.
+    is_late = set(connection.execute(late.where(_columns.account.in_(states))).scalars()) if states else set[str]()
+    for account in states.keys() & found.keys():
+        keeps = Work(0) if states[account] == AccountState.SUSPENDED else Work.FOLLOW | Work.RECONCILE
+        found[account] &= keeps | (Work.DISPATCH if account in is_late else Work(0))
+    return {account: work for account, work in found.items() if work}
 
 
 def neighbours(

@@ -40,6 +40,7 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.database.serialization import dump, load, load_amount, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.payments.account_state import STATE, require_active
 from mobilemoney_async.payments.duplicates import SUSPECT, DuplicateGuard, duplicate_suspected
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
@@ -133,7 +134,7 @@ _PUBLISH_AT = _CHANGED.values(at=_at).inline()
 _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _FIRST_CHANGE = changes.insert().inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
-_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
+_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT, STATE)
 
 
 @attrs.frozen
@@ -253,6 +254,7 @@ class Journal:
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
+            AccountSuspended: The account begins no payment now.
             StoreError: Another release has changed the tables since this process began.
         """
         stale_at = sent_at + timedelta(seconds=lives)
@@ -510,6 +512,7 @@ class Journal:
         found = run(self.connection, _insertion(self.connection.dialect.name), values).one_or_none()
         if found is not None:
             require_known(found.version)
+            require_active(self.connection, self.account, found.account_state)
             self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
         return found is not None
 
@@ -524,6 +527,7 @@ class Journal:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         found = self.connection.execute(_CHECKS, checks).one()
         require_known(found.version)
+        require_active(self.connection, self.account, found.account_state)
         self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
         row = self.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
@@ -558,7 +562,7 @@ class Journal:
 @functools.cache
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT)
+    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT, STATE)
 
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.account_state import STATE, require_active
+from mobilemoney_async.payments.account_status import describe
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import (
     Journal,
@@ -136,13 +138,16 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
 
     Raises:
         IdempotencyConflict: The key was used for another payment.
+        AccountSuspended: The account begins no payment now.
         StoreError: Another release has changed the tables since this process began.
     """
     made = journal.connection.execute(
-        _insertion(journal.connection.dialect.name), _row(journal.account, request, options, at)
+        _insertion(journal.connection.dialect.name),
+        {**_row(journal.account, request, options, at), "of_account": journal.account},
     ).one_or_none()
     if made is not None:
         require_known(made.version)
+        require_active(journal.connection, journal.account, made.account_state)
         _announce(journal, [request.key], at)
         return to_record(made)
     record, _ = journal.look_up(request)
@@ -151,6 +156,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     assert record is not None  # rows are never deleted
     if move(record.state, PaymentEvent.ENQUEUE) is None:
         return record
+    _require_active(journal)
     journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
     return to_record(journal.update(record.key, attrs.asdict(options)))
 
@@ -159,7 +165,12 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives it and the version of the tables, unless its key was used."""
     others = (column for column in _columns if not column.primary_key)
-    return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"))
+    return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"), STATE)
+
+
+def _require_active(journal: Journal) -> None:
+    state = journal.connection.execute(sa.select(STATE), {"of_account": journal.account}).scalar_one()
+    require_active(journal.connection, journal.account, state)
 
 
 def enqueue_all(
@@ -173,6 +184,7 @@ def enqueue_all(
     There are payments under the keys that were `used`. Another that is used at this very moment ends the whole
     transaction: nothing is queued.
     """
+    _require_active(journal)
     new_ones = [order for order in orders if order[0].key not in used]
     times = (at + timedelta(microseconds=number) for number in range(len(new_ones)))
     for some in chunks(new_ones):
@@ -333,9 +345,15 @@ def find_pause(journal: Journal) -> Pause:
     """Return the pause of the account's dispatchers."""
     columns = accounts.c
     row = journal.connection.execute(
-        sa.select(columns.paused, columns.paused_until, columns.resumed_at).where(columns.account == journal.account)
+        sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
+            columns.account == journal.account
+        )
     ).one_or_none()
-    return Pause() if row is None else Pause(*row)
+    if row is None:
+        return Pause()
+    if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
+        return Pause(f"the account is {describe(row.state, row.state_note)}", resumed_at=row.resumed_at)
+    return Pause(row.paused, row.paused_until, row.resumed_at)
 
 
 def save_pause(journal: Journal, pause: Pause) -> None:

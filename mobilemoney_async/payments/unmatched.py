@@ -235,27 +235,39 @@ def open_attempts(connection: sa.Connection, account: str) -> list[OpenAttempt]:
 
     Of an absent payment someone, or two listings, have said that it made nothing.
     """
-    table = payments.c
+    return _open_attempts(connection, payments.c.account == account).get(account, [])
+
+
+def count_unclaimed(connection: sa.Connection, now: datetime) -> Mapping[str, int]:
+    """Return the number of open transactions of `find_unclaimed` by account, for all accounts in a few statements."""
+    lines, attempts = dict[str, list[Line]](), _open_attempts(connection, sa.true())
+    statement = sa.select(unmatched, IS_OWNED.label("is_owned")).where(IS_OPEN)
+    for row in connection.execute(statement):
+        lines.setdefault(row.account, []).append(_read(row))
+    of_keys = sa.select(accounts.c.account, accounts.c.number_key)
+    keys = {row.account: row.number_key for row in connection.execute(of_keys)}
+    left = {each: surplus(lines[each], attempts.get(each, []), keys.get(each) or "") for each in lines}
+    return {each: sum(line.shown.is_gap or line.due_at <= now for line in left[each]) for each in left}
+
+
+def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[str, list[OpenAttempt]]:
+    table, attempts = payments.c, dict[str, list[OpenAttempt]]()
     may_exist = sa.and_(IS_UNIDENTIFIED, table.state != PaymentState.ABSENT)
     was_refused = sa.and_(WAS_REFUSED_SOFTLY, table.walks == 0)
-    named = (table.key, table.type, table.phone_number, table.amount, table.sent_at, table.candidates)
-    found = [
-        row
-        for each in (may_exist, was_refused)
-        for row in connection.execute(sa.select(*named).where(table.account == account, each))
-    ]
-    return [
-        OpenAttempt(
-            row.key,
-            TransactionType(row.type),
-            row.phone_number,
-            load_amount(row.amount),
-            row.sent_at,
-            tuple(json.loads(row.candidates or "[]")),
-        )
-        for row in found
-        if row.sent_at is not None
-    ]
+    named = (table.account, table.key, table.type, table.phone_number, table.amount, table.sent_at, table.candidates)
+    statements = [sa.select(*named).where(which, each) for each in (may_exist, was_refused)]
+    for row in [row for statement in statements for row in connection.execute(statement)]:
+        if row.sent_at is not None:
+            attempt = OpenAttempt(
+                row.key,
+                TransactionType(row.type),
+                row.phone_number,
+                load_amount(row.amount),
+                row.sent_at,
+                tuple(json.loads(row.candidates or "[]")),
+            )
+            attempts.setdefault(row.account, []).append(attempt)
+    return attempts
 
 
 def find_unclaimed(

@@ -1,0 +1,119 @@
+"""`mobilemoney accounts …`: the accounts of a platform's store, which one needs someone, and their states."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from mobilemoney_async.cli import output
+from mobilemoney_async.cli.app import add_command, command_group
+from mobilemoney_async.cli.failures import Refused, say
+from mobilemoney_async.cli.options import AsJSON, Service, with_service
+from mobilemoney_async.cli.payments import find_store, require_tables, run_with_account
+from mobilemoney_async.cli.tables import Column
+from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, describe
+
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.account_store import AccountStore
+
+OF_THE_DATABASE = ("store", "profile", "config")
+
+accounts_app: typer.Typer = command_group(
+    help="Accounts of a platform's store: which one needs someone, and which may pay.",
+    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage.",
+    no_args_is_help=True,
+)
+
+
+def because(status: AccountStatus) -> str:
+    """Return why an account is not active, why its queue is paused, and its last failure."""
+    state = None if status.state is AccountState.ACTIVE else describe(status.state, status.note)
+    paused = None if status.paused is None else f"paused: {status.paused}"
+    failure = status.last_error if AccountNeed.FAILING in status.needs else None
+    return "; ".join(filter(None, (state, paused, failure)))
+
+
+ACCOUNT_COLUMNS: tuple[Column[AccountStatus], ...] = (
+    Column("account", lambda each: each.account, is_id=True),
+    Column("needs someone", lambda each: ", ".join(each.needs), min_width=12),
+    Column("pending", lambda each: f"{each.pending:,}", is_number=True),
+    Column("unknown", lambda each: f"{each.unknown:,}", is_number=True),
+    Column("unmatched", lambda each: f"{each.unmatched:,}", is_number=True),
+    Column("queued", lambda each: f"{each.queued:,}", is_number=True),
+    Column("because", because, min_width=20),
+)
+
+Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's name in the store.")]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the store.")]
+
+
+@add_command(accounts_app, "list")
+@with_service(*OF_THE_DATABASE)
+def list_accounts(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Also accounts that need nobody.")] = False,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """List the accounts that need someone, and why. Needs no service."""
+    statuses = run_with_account("accounts", partial(read_all, everything=everything), find_store(service))
+    if as_json:
+        output.print_json(output.plain(statuses, unmasked=False))
+    elif statuses:
+        output.show(output.new_table(ACCOUNT_COLUMNS, statuses))
+    else:
+        say("accounts", "the store has no accounts" if everything else "no account needs anyone")
+
+
+async def read_all(store: AccountStore, *, everything: bool = False) -> list[AccountStatus]:
+    """Return the accounts of a store that need someone, or all; refuse a store without tables."""
+    from mobilemoney_async.sharing.accounts import read_accounts
+
+    await require_tables(store)
+    return await read_accounts(store, everything=everything)
+
+
+@add_command(accounts_app, "suspend")
+@with_service(*OF_THE_DATABASE)
+def suspend(*, account: Account, note: Note, service: Service) -> None:
+    """Suspend an account on every host: it begins no payment until resume. Needs no service.
+
+    What is queued waits, and no worker serves the account. Requests under way go on.
+    """
+    _change(account, AccountState.SUSPENDED, note, service)
+
+
+@add_command(accounts_app, "resume")
+@with_service(*OF_THE_DATABASE)
+def resume(*, account: Account, service: Service) -> None:
+    """Let an account pay again that was suspended or removed. Needs no service."""
+    _change(account, AccountState.ACTIVE, None, service)
+
+
+@add_command(accounts_app, "remove")
+@with_service(*OF_THE_DATABASE)
+def remove(*, account: Account, note: Note, service: Service) -> None:
+    """Remove an account: nothing new, and what is open is followed to its end. Needs no service.
+
+    What is queued is not sent, and stays queued until you cancel it. The store keeps all that it knows.
+    """
+    _change(account, AccountState.REMOVED, note, service)
+
+
+def _change(account: str, state: AccountState, note: str | None, service: Service) -> None:
+    async def work(store: AccountStore) -> bool:
+        from mobilemoney_async.sharing.accounts import read_accounts
+
+        known = {status.account for status in await read_accounts(store, everything=True)}
+        if account not in known:  # another name would suspend nobody
+            raise Refused(f"the store knows no account {account!r}; mobilemoney accounts list --all shows them")
+        return await store.change_state(state, note, store.database.wall_clock.utcnow)
+
+    settings = find_store(attrs.evolve(service, account=account))
+    if run_with_account("accounts", work, settings):
+        print(output.visible(f"{account}: {state}"))
+    else:
+        say("accounts", f"account {account!r} is {state.lower()} already")

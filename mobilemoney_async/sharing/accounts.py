@@ -1,0 +1,117 @@
+"""Overview of all accounts of a database: eight statements, however many there are, and nothing is written.
+
+Unidentified, contradicted and queued payments have small indexes of their own. Of the others each account costs a look
+at its place in an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, accounts, payments
+from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.queries import IS_CONTRADICTED
+from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.unmatched import count_unclaimed
+
+# For how long a failure counts: a worker tries again at least once a minute.
+_FAILING = timedelta(minutes=5)
+_COMPARING = timedelta(minutes=1)
+_columns = payments.c
+_IS_QUEUED = sa.text("state = 'QUEUED'")
+
+
+async def read_accounts(
+    store: AccountStore, now: datetime | None = None, *, everything: bool = False
+) -> list[AccountStatus]:
+    """Return the status of the accounts of a store's database that need someone, or of all, by name.
+
+    Args:
+        store: Of any of them.
+        now: The time, aware UTC; None for that of the clock which all processes of the store share.
+        everything: Also those that need nobody.
+
+    Raises:
+        StoreError: The database failed or cannot be reached.
+    """
+
+    def read(connection: sa.Connection, clock: Any) -> list[AccountStatus]:
+        clock()  # on PostgreSQL it corrects the wall clock
+        return _read(connection, now or store.database.wall_clock.utcnow())
+
+    found, _ = await store.database.timed(read, writes=False)
+    return [each for each in found if everything or each.needs]
+
+
+def count_needs(statuses: Iterable[AccountStatus]) -> Mapping[str, int]:
+    """Return the number of accounts for each reason why one needs someone, 0 included."""
+    counts = dict.fromkeys(map(str, AccountNeed), 0)
+    for need in (need for status in statuses for need in status.needs):
+        counts[need] += 1
+    return counts
+
+
+def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
+    on_its_way = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now)
+    unidentified = _count(connection, IS_UNIDENTIFIED, ~on_its_way)
+    contradicted, queued = _count(connection, IS_CONTRADICTED), _count(connection, _IS_QUEUED)
+    unmatched = count_unclaimed(connection, now)
+    pending = (
+        sa.select(sa.func.count())
+        .select_from(payments)
+        .where(_columns.account == accounts.c.account, _columns.state == PaymentState.ACKNOWLEDGED)
+        .where(_columns.cause.is_(None))
+        .scalar_subquery()
+    )
+    rows = {row.account: row for row in connection.execute(sa.select(accounts, pending.label("pending")))}
+    found: list[AccountStatus] = []
+    for account in sorted({*rows, *queued, *unidentified}):  # what is only queued has no row yet
+        row = rows.get(account)
+        counts = {
+            "pending": 0 if row is None else row.pending,
+            "unknown": unidentified.get(account, 0) + contradicted.get(account, 0),
+            "unmatched": unmatched.get(account, 0),
+            "queued": queued.get(account, 0),
+        }
+        found.append(_status(account, row, counts, now))
+    return found
+
+
+def _count(connection: sa.Connection, *where: Any) -> Mapping[str, int]:
+    statement = sa.select(_columns.account, sa.func.count().label("number")).where(*where).group_by(_columns.account)
+    return {row.account: row.number for row in connection.execute(statement)}
+
+
+def _status(account: str, row: sa.Row[Any] | None, counts: Mapping[str, int], now: datetime) -> AccountStatus:
+    is_paused = row is not None and row.paused is not None and not (row.paused_until and row.paused_until <= now)
+    state = AccountState.ACTIVE
+    if row is not None and row.state is not None:  # a state of a later release pays nothing either
+        state = AccountState.REMOVED if row.state == AccountState.REMOVED else AccountState.SUSPENDED
+    is_failing = row is not None and row.error_at is not None and row.error_at > now - _FAILING
+    # The first payment after a pause is compared in seconds.
+    is_behind = row is not None and row.due_since is not None and row.due_since < now - _COMPARING
+    reasons: Sequence[tuple[AccountNeed, object]] = (
+        (AccountNeed.UNMATCHED, counts["unmatched"]),
+        (AccountNeed.UNKNOWN, counts["unknown"]),
+        (AccountNeed.BEHIND, is_behind),
+        (AccountNeed.SUSPENDED, state is AccountState.SUSPENDED),
+        (AccountNeed.PAUSED, is_paused and state is AccountState.ACTIVE),
+        (AccountNeed.FAILING, is_failing and state is not AccountState.SUSPENDED),
+        (AccountNeed.QUEUED, counts["queued"] and state is AccountState.REMOVED),
+    )
+    return AccountStatus(
+        account=account,
+        state=state,
+        note=None if row is None else row.state_note,
+        state_at=None if row is None else row.state_at,
+        paused=row.paused if is_paused and row is not None else None,
+        last_error=None if row is None else row.error,
+        last_error_at=None if row is None else row.error_at,
+        needs=tuple(need for need, is_so in reasons if is_so),
+        **counts,
+    )

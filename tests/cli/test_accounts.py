@@ -1,0 +1,85 @@
+"""`mobilemoney accounts`: an operator finds the merchant that needs someone, and decides whether one may pay."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mobilemoney_async import AccountSuspended, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.testing import run_virtual
+from tests.support.commands import run as mobilemoney
+from tests.support.databases import sqlite_url
+
+NUMBER = "+255681234501"
+
+
+def run(*arguments: str, **variables: str) -> Any:
+    return mobilemoney("accounts", *arguments, **variables)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store with three accounts, of which `shop-2` has a payment with an unknown result."""
+    url, sandbox = sqlite_url(tmp_path), Sandbox(merchants=3)
+
+    async def pay() -> None:
+        for account, token in sandbox.tokens.items():
+            given = {"auth": token, "store": SQLStore(url, account), "retry": RetryPolicy(max_attempts=1)}
+            async with sandbox.client(**given) as client:
+                await client.collections.create(NUMBER, 1_000, idempotency_key="order-1")
+                if account == "shop-2":
+                    sandbox.script(faults.drop(processed=False), on="c2b")
+                    with pytest.raises(OutcomeUnknown):
+                        await client.collections.create(NUMBER, 2_000, idempotency_key="lost")
+
+    run_virtual(pay)
+    return url
+
+
+def create(url: str, account: str) -> PaymentState:
+    async def work() -> PaymentState:
+        async with Sandbox().client(store=SQLStore(url, account)) as client:
+            record = await client.payments.enqueue(
+                type="collection", phone_number=NUMBER, amount=3_000, idempotency_key="new"
+            )
+            return record.state
+
+    return run_virtual(work)
+
+
+def test_the_list_names_who_needs_someone_and_why(url: str) -> None:
+    """One call for all accounts, for people and for programs."""
+    result = run("list", "--store", url)
+    assert result.exit_code == 0, result.stderr
+    assert [line.split()[:5] for line in result.stdout.splitlines()[1:]] == [["shop-2", "unknown", "1", "1", "0"]]
+    everything = run("list", "--all", "--store", url).stdout
+    assert [line.split()[0] for line in everything.splitlines()[1:]] == ["shop-1", "shop-2", "shop-3"]
+    (row,) = json.loads(run("list", "--json", "--store", url).stdout)
+    assert (row["account"], row["needs"], row["state"], row["unknown"]) == ("shop-2", ["unknown"], "ACTIVE", 1)
+
+
+def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:
+    """Each is kept with its note; what is said twice changes nothing."""
+    done = run("suspend", "shop-1", "--note", "asha: papers are late", "--store", url)
+    assert (done.exit_code, done.stdout) == (0, "shop-1: SUSPENDED\n")
+    with pytest.raises(AccountSuspended, match="asha: papers are late"):
+        create(url, "shop-1")
+    listed = run("list", "--store", url).stdout
+    assert "suspended: asha: papers are late" in listed
+    again = run("suspend", "shop-1", "--note", "x", "--store", url)
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert "account 'shop-1' is suspended already" in again.stderr
+    assert run("resume", "shop-1", "--store", url).exit_code == 0
+    assert create(url, "shop-1") is PaymentState.QUEUED
+    assert run("remove", "shop-3", "--note", "closed", "--store", url).stdout == "shop-3: REMOVED\n"
+    with pytest.raises(AccountSuspended, match="removed: closed"):
+        create(url, "shop-3")
+
+
+def test_an_account_that_the_store_does_not_know_is_refused(url: str) -> None:
+    """A wrong name would suspend nobody, and look done."""
+    result = run("suspend", "shop-11", "--note", "x", "--store", url)
+    assert result.exit_code == 1
+    assert "the store knows no account 'shop-11'; mobilemoney accounts list --all shows them" in result.stderr
