@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import attrs
 import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
-from mobilemoney_async.cli.failures import Refused, say
+from mobilemoney_async.cli.failures import Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
-from mobilemoney_async.cli.payments import find_store, require_tables, run_with_account
+from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, describe
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.payments import PaymentBook
+
+T = TypeVar("T")
 
 OF_THE_DATABASE = ("store", "profile", "config")
 
@@ -26,6 +30,41 @@ accounts_app: typer.Typer = command_group(
     epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage.",
     no_args_is_help=True,
 )
+
+
+def of_all_accounts(
+    command: str, need: AccountNeed, work: Callable[[PaymentBook], Awaitable[Sequence[T]]], service: Service
+) -> dict[str, Sequence[T]]:
+    """Run work on the payments of each account of the store that needs someone for a reason; no service is needed."""
+
+    async def run_all() -> dict[str, Sequence[T]]:
+        store = open_store_of(find_store(service))
+        from mobilemoney_async.payments.payments import PaymentBook
+        from mobilemoney_async.payments.store import account_store
+
+        try:
+            statuses = [each for each in await read_all(account_store(store)) if need in each.needs]
+            books = {each.account: PaymentBook(account_store(store.for_account(each.account))) for each in statuses}
+            return {account: await work(book) for account, book in books.items()}
+        finally:
+            store.close()
+
+    return run(command, run_all)
+
+
+def print_by_account(
+    found: Mapping[str, Sequence[T]], show: Callable[[Sequence[T]], None], *, as_json: bool, unmasked: bool
+) -> None:
+    """Print rows of several accounts: as one list of JSON objects with their accounts, or as a table for each."""
+    if as_json:
+        rows = [(account, row) for account, some in found.items() for row in output.plain(some, unmasked=unmasked)]
+        output.print_json([{"account": account, **row} for account, row in rows])
+        return
+    for account, some in found.items():
+        print(output.visible(f"account {account}"))
+        show(some)
+    if not found:
+        say("payments", "no account of the store has any")
 
 
 def because(status: AccountStatus) -> str:

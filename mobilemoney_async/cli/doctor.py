@@ -7,7 +7,8 @@ import os
 import shlex
 import socket
 import ssl
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,13 @@ from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, first_error, run
-from mobilemoney_async.cli.options import AsJSON, Service, with_service
+from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
 from mobilemoney_async.cli.output import plain, print_json, visible, waiting
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.contract.comparison import read_date
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
+from mobilemoney_async.payments.account_status import AccountNeed, AccountStatus
 from mobilemoney_async.payments.matching import ClockSample, Skew
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ def doctor(
     *,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=300, help="For the request.")] = 10.0,
     as_json: AsJSON = False,
+    all_accounts: AllAccounts = False,
     service: Service,
 ) -> None:
     """Check the configuration and say what to fix.
@@ -88,7 +91,7 @@ def doctor(
     """
     settings = service.settings()
     with waiting("checking"):
-        findings = run("doctor", lambda: check(settings, timeout), settings=settings)
+        findings = run("doctor", lambda: check(settings, timeout, all_accounts=all_accounts), settings=settings)
     worst = max((finding.level for finding in findings), key=list(Level).index)
     if as_json:
         about = {name: getattr(settings, name) for name in ("profile", "base_url", "is_production")}
@@ -105,7 +108,7 @@ def doctor(
         raise typer.Exit(ExitCode.ERROR)
 
 
-async def check(settings: Settings, timeout: float) -> list[Finding]:
+async def check(settings: Settings, timeout: float, *, all_accounts: bool = False) -> list[Finding]:
     """Return the findings of all checks; the time-out of the request is in seconds, more than 0."""
     source = settings.sources["base_url"]
     where = f"of {settings.config}" if source.startswith("profile ") else f"its URL is from {source}"
@@ -117,7 +120,13 @@ async def check(settings: Settings, timeout: float) -> list[Finding]:
     ]
     url = judge_url(settings.base_url, is_production=settings.is_production)
     service = [] if url.level is Level.PROBLEM else await _check_service(settings, timeout)
-    return [_ok("configuration", text), *secrets, url, *service, *await _check_store(settings)]
+    return [
+        _ok("configuration", text),
+        *secrets,
+        url,
+        *service,
+        *await _check_store(settings, all_accounts=all_accounts),
+    ]
 
 
 def judge_url(base_url: str, *, is_production: bool) -> Finding:
@@ -257,7 +266,7 @@ def judge_call(failure: Exception | None, user: str) -> list[Finding]:
     return [_problem("credentials", f"{user}: {failure}", advice)]
 
 
-async def _check_store(settings: Settings) -> list[Finding]:
+async def _check_store(settings: Settings, *, all_accounts: bool) -> list[Finding]:
     if settings.store is None:
         advice = "with a store no payment is sent twice, and unknown ones are resolved: see --store"
         text = "none: payments are not recorded"
@@ -267,18 +276,35 @@ async def _check_store(settings: Settings) -> list[Finding]:
         # Here: they need the extra, which opening a store checks.
         from mobilemoney_async.payments.queries import StoreHealth, check_health
         from mobilemoney_async.payments.store import account_store
+        from mobilemoney_async.sharing.accounts import read_accounts
 
+        statuses: Sequence[AccountStatus] = []
         database, found = account_store(store).database, StoreHealth(version=None)
         readable = judge_files(database.readable_files())  # before SQLite makes -wal and -shm for the look
         if (file := missing_file(settings)) is None:
             look = partial(check_health, account=settings.account, now=datetime.now(UTC))
             found = await database.peek(look)
+            statuses = (
+                await read_accounts(account_store(store))
+                if all_accounts and found.version and found.refusal is None
+                else []
+            )
         elif not os.access(file.parent, os.W_OK):
             return [_problem("store", f"{file} cannot be made", f"make its folder, writable: {file.parent}")]
     except errors.MobileMoneyError as exc:
         advice = "check the URL, and that this user may use the database"
         return [_problem("store", str(exc), None if isinstance(exc, errors.InvalidRequest) else advice)]
-    return [*judge_store(found, has_key=settings.store_key is not None), *readable]
+    judged = judge_accounts(statuses) if all_accounts and found.refusal is None else []
+    return [*judge_store(found, has_key=settings.store_key is not None), *judged, *readable]
+
+
+def judge_accounts(statuses: Sequence[AccountStatus]) -> list[Finding]:
+    """Judge the accounts of a platform that need someone."""
+    if not statuses:
+        return [_ok("accounts", "no account of the store needs anyone")]
+    counts = Counter(need for status in statuses for need in status.needs)
+    told = ", ".join(f"{need}: {counts[need]}" for need in AccountNeed if need in counts)
+    return [_warning("accounts", f"{len(statuses)} need someone ({told})", "run mobilemoney accounts list")]
 
 
 def judge_files(readable: list[Path]) -> list[Finding]:

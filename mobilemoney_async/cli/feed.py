@@ -9,7 +9,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
-from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_store
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payment_change import PaymentChange
 

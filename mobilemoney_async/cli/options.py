@@ -29,6 +29,9 @@ V = TypeVar("V")
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
 Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show whole phone numbers.")]
+AllAccounts = Annotated[
+    bool, typer.Option("--all-accounts", help="Of all accounts of the store that need someone, instead of one.")
+]
 
 
 def _refuse_password(url: str | None) -> str | None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import attrs
@@ -22,7 +22,8 @@ from rich.text import Text
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import WrongUsage, say
 from mobilemoney_async.cli.options import Service, command_line
-from mobilemoney_async.cli.payments import command_lines, find_store, require_tables, run_with_account
+from mobilemoney_async.cli.payments import command_lines
+from mobilemoney_async.cli.stores import find_store, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
@@ -54,20 +55,38 @@ def watch_store(service: Service, *, timeout: float | None, as_json: bool, unmas
         view = View(settings.account, unmasked, service)
         shown: AbstractContextManager[Callable[[], object]] = nullcontext(_Lines(view, as_json=as_json))
         with screen(view) if is_screen else shown as show, anyio.move_on_after(timeout or math.inf):
-            await _follow(store, view, show)
+            await follow(store, view, _read, show)
 
     run_with_account("watch", work, settings)
 
 
-async def _follow(store: AccountStore, view: View, show: Callable[[], object]) -> None:
+async def _read(store: AccountStore) -> Overview:
     from mobilemoney_async.sharing.overview import read_overview
 
+    return await read_overview(store)
+
+
+class Watched(Protocol):
+    """View of a store that is read again and again: the latest reading, and what is wrong with the store."""
+
+    latest: Any
+    problem: str | None
+    asked_at: float
+
+
+async def follow(
+    store: AccountStore,
+    view: Watched,
+    read: Callable[[AccountStore], Awaitable[object]],
+    show: Callable[[], object],
+) -> None:
+    """Read a store again and again, and show each reading."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_note_silence, view, show)
         while True:
             began_at = view.asked_at = anyio.current_time()
             try:
-                view.latest, view.problem = await read_overview(store), None
+                view.latest, view.problem = await read(store), None
             except StoreError as exc:
                 if view.latest is None:
                     raise
@@ -77,7 +96,7 @@ async def _follow(store: AccountStore, view: View, show: Callable[[], object]) -
             await anyio.sleep(max(_PAUSE, (anyio.current_time() - began_at) / _SHARE))
 
 
-async def _note_silence(view: View, show: Callable[[], object]) -> None:
+async def _note_silence(view: Watched, show: Callable[[], object]) -> None:
     """Say so while the store takes long: a server that stands still may do so for ever."""
     while True:
         await anyio.sleep(_PAUSE)
@@ -187,7 +206,7 @@ _TOTALS: tuple[Column[DayTotal], ...] = (
 
 
 @contextmanager
-def screen(view: View) -> Iterator[Callable[[], object]]:
+def screen(view: Any) -> Iterator[Callable[[], object]]:
     """Show a view on the whole terminal; its last state stays there in the end."""
     console = Console(highlight=False)
     try:

@@ -5,30 +5,30 @@ Only `reconcile` and `identify` talk to the service, which the user must have na
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import attrs
 import typer
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.app import LazyCommand, add_command, command_group
-from mobilemoney_async.cli.clients import missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, say
 from mobilemoney_async.cli.options import (
+    AllAccounts,
     AsJSON,
     Service,
     Unmasked,
     command_line,
-    require_service,
     require_yes,
     with_service,
 )
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
+from mobilemoney_async.payments.account_status import AccountNeed
 from mobilemoney_async.payments.next_steps import GRACE, RECONCILE, NextStep, next_step
 from mobilemoney_async.payments.records import (
     HistoryEntry,
@@ -36,13 +36,10 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     is_stale,
 )
-from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.payments import PaymentBook
-    from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
 
@@ -51,7 +48,6 @@ _OF_THE_SERVICE = frozenset({"reconcile", "identify", "recover", "audit"})
 # The default of `payments list --limit`.
 _LIMIT = 100
 _DEFAULT_GRACE = GRACE.total_seconds()
-OF_THE_STORE = ("store", "account", "profile", "config")
 
 payments_app: typer.Typer = command_group(
     LazyCommand("changes", "feed:list_changes", "List changes of payments in the order of the feed.", "Commands"),
@@ -104,11 +100,21 @@ def list_payments(
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
     exit_code: UnresolvedCode = False,
+    all_accounts: AllAccounts = False,
     service: Service,
 ) -> None:
     """List the newest payments, in the order in which they were recorded. Needs no service."""
     if state and unresolved:
         raise typer.BadParameter("give either --state or --unresolved", param_hint="--unresolved")
+    if all_accounts:
+        if not unresolved or limit or service.account is not None:
+            said = "goes with --unresolved, and without --limit and --account"
+            raise typer.BadParameter(said, param_hint="--all-accounts")
+        of_each = of_all_accounts("payments", AccountNeed.UNKNOWN, lambda book: book.unresolved(), service)
+        show = partial(print_payments, unmasked=unmasked)
+        print_by_account(of_each, show, as_json=as_json, unmasked=unmasked)
+        _exit_for([record for records in of_each.values() for record in records], exit_code=exit_code)
+        return
     if limit is None:
         limit = 0 if unresolved else _LIMIT
     # One more than the output shows whether there are more.
@@ -231,89 +237,6 @@ def identify(
     """
     found = run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service)
     _print_next_step(service, _DEFAULT_GRACE, (), found)
-
-
-def find_store(service: Service) -> Settings:
-    """Return the settings of a command that needs no service: a store in the environment needs no profile either."""
-    url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
-    if not url or service.profile is not None or service.config is not None:
-        return _require_store(service.settings())
-    account = "default" if service.account is None else service.account
-    alone = Settings(profile="", base_url="", is_production=True, store=url, account=account)
-    key = os.environ.get("MOBILEMONEY_STORE_KEY")
-    return attrs.evolve(alone, store_key=Secret(key)) if key else alone
-
-
-def _require_store(settings: Settings) -> Settings:
-    if settings.store is None:
-        advice = "name one with --store, MOBILEMONEY_STORE or in the profile"
-        raise WrongUsage(f"profile {settings.profile} has no store: {advice}")
-    return settings
-
-
-def open_store_of(settings: Settings, **options: Any) -> SQLStore:
-    """Return the store of a command, with options of `SQLStore`; a new file would be a wrong name."""
-    file = missing_file(settings)
-    if file is not None:
-        # A new database has no payments to show: the name must be wrong.
-        raise Refused(f"there is no file {file}: check the name of the store; the first payment with it makes one")
-    return open_store(settings, **options)
-
-
-def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
-    """Run work that needs the payments of the store alone."""
-
-    async def with_book(store: AccountStore) -> T:
-        from mobilemoney_async.payments.payments import PaymentBook
-
-        return await work(PaymentBook(store))
-
-    return run_with_account("payments", with_book, settings)
-
-
-def run_with_account(
-    command: str, work: Callable[[AccountStore], Awaitable[T]], settings: Settings, *, makes_file: bool = False
-) -> T:
-    """Run work of a command that needs the store alone; `makes_file` says whether a new one may be made for it."""
-
-    async def with_store() -> T:
-        store = open_store(settings) if makes_file else open_store_of(settings)
-        from mobilemoney_async.payments.store import account_store  # needs the extra, which opening a store checks
-
-        try:
-            return await work(account_store(store))
-        finally:
-            store.close()
-
-    return run(command, with_store)
-
-
-async def require_tables(store: AccountStore) -> None:
-    """Refuse a store without tables, or with those of another release: a view makes none."""
-    from mobilemoney_async.database.schema import find_version, require_known
-
-    found = await store.database.peek(find_version)
-    if found is None:
-        raise Refused("the store has no tables yet: the first payment with it makes them")
-    require_known(found)
-
-
-def run_with_service(
-    work: Callable[[AsyncClient], Awaitable[T]],
-    service: Service,
-    *,
-    command: str = "payments",
-    open_work: Callable[[], Iterable[str]] | None = None,
-    **options: Any,
-) -> T:
-    """Run work that needs the service too, which the user must have named; with options of `SQLStore`."""
-    settings = require_service(service.settings())
-
-    async def with_client() -> T:
-        async with open_client(settings, store=open_store_of(_require_store(settings), **options)) as client:
-            return await work(client)
-
-    return run(command, with_client, open_work=open_work, settings=settings)
 
 
 def _find_record(key: str, settings: Settings) -> PaymentRecord:

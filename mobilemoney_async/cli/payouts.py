@@ -25,7 +25,7 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payout_batch import PayoutBatch
 from mobilemoney_async.payments.payout_rows import MOST_TEXT, digest, read_rows, total_of, warnings_of

@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, say
-from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
-from mobilemoney_async.cli.payments import (
-    OF_THE_STORE,
-    OthersPay,
-    command_lines,
-    find_store,
-    print_payments,
-    run_with_service,
-    run_with_store,
-)
+from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, with_service
+from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
+from mobilemoney_async.payments.account_status import AccountNeed
 from mobilemoney_async.payments.next_steps import NextStep
 from mobilemoney_async.payments.records import OPEN, UnclaimedTransaction
 from mobilemoney_async.values import csv_cell, shown_id
@@ -47,12 +42,19 @@ def list_unclaimed(
     *,
     show_all: Annotated[bool, typer.Option("--all", help="Also those that are explained or claimed by now.")] = False,
     as_json: AsJSON = False,
+    all_accounts: AllAccounts = False,
     service: Service,
 ) -> None:
     """List transactions at the service that no payment of the store claims. Needs no service.
 
     One that fits a payment may be that payment made twice. Find out what it is, then use explain.
     """
+    if all_accounts:
+        if show_all or service.account is not None:
+            raise typer.BadParameter("goes without --all and --account", param_hint="--all-accounts")
+        of_each = of_all_accounts("payments", AccountNeed.UNMATCHED, lambda book: book.unclaimed(OPEN), service)
+        print_by_account(of_each, print_unclaimed, as_json=as_json, unmasked=True)
+        return
     store = find_store(service)
     found = run_with_store(lambda book: book.unclaimed(None if show_all else OPEN), store)
     if as_json:

@@ -17,11 +17,12 @@ from mobilemoney_async.cli import following
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
-from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
+from mobilemoney_async.cli.options import AllAccounts, Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import table_of
 from mobilemoney_async.cli.overview import watch_store
 from mobilemoney_async.cli.tables import Table
 from mobilemoney_async.cli.transactions import columns
+from mobilemoney_async.cli.watch_accounts import watch_accounts
 
 _STDIN = "-"
 # Lines below the table, for its header, the summary and the prompt.
@@ -43,6 +44,7 @@ def watch(
     timeout: Timeout = None,
     as_json: AsLines = False,
     unmasked: Unmasked = False,
+    all_accounts: AllAccounts = False,
     service: Service,
 ) -> None:
     """Follow payments to their final states; without ids, watch the whole store.
@@ -51,12 +53,18 @@ def watch(
     and name those that are still open.
 
     The view of a store shows what is pending, unknown, unclaimed and queued, the last hour, today's sums and the rate
-    limit, and may be left open all day. It needs no service, and writes nothing.
+    limit, and may be left open all day. It needs no service, and writes nothing. With --all-accounts it shows the
+    accounts that need someone, and why.
 
     Exit codes: 0 all succeeded, 5 some are final without success, 4 some were not final in time, 1 an error, or the
     service has no such transaction, 2 wrong usage, 130 Ctrl-C.
     """
     check_timeout(timeout)
+    if all_accounts:
+        if ids or service.account is not None:
+            raise WrongUsage("--all-accounts goes without ids and --account")
+        watch_accounts(service, timeout=timeout, as_json=as_json)
+        return
     if not ids:
         watch_store(service, timeout=timeout, as_json=as_json, unmasked=unmasked)
         return

@@ -83,3 +83,41 @@ def test_an_account_that_the_store_does_not_know_is_refused(url: str) -> None:
     result = run("suspend", "shop-11", "--note", "x", "--store", url)
     assert result.exit_code == 1
     assert "the store knows no account 'shop-11'; mobilemoney accounts list --all shows them" in result.stderr
+
+
+def test_unresolved_payments_of_all_accounts_are_listed_at_once(url: str) -> None:
+    """For people by account, for programs as one list; and the exit code counts all of them."""
+    result = mobilemoney("payments", "list", "--unresolved", "--all-accounts", "--exit-code", "--store", url)
+    assert result.exit_code == 3
+    first, header, row = result.stdout.splitlines()
+    assert (first, header.split()[0], row.split()[0]) == ("account shop-2", "key", "lost")
+    (data,) = json.loads(
+        mobilemoney("payments", "list", "--unresolved", "--all-accounts", "--json", "--store", url).stdout
+    )
+    assert (data["account"], data["key"], data["state"]) == ("shop-2", "lost", "UNKNOWN")
+    unclaimed = mobilemoney("payments", "unclaimed", "--all-accounts", "--store", url)
+    assert (unclaimed.exit_code, unclaimed.stdout) == (0, "")
+    assert "no account of the store has any" in unclaimed.stderr
+    for wrong in (["--all-accounts"], ["--unresolved", "--all-accounts", "--account", "shop-1"]):
+        assert mobilemoney("payments", "list", *wrong, "--store", url).exit_code == 2
+    wrong = ["--all-accounts", "--all"]
+    assert mobilemoney("payments", "unclaimed", *wrong, "--store", url).exit_code == 2
+
+
+def test_doctor_counts_the_accounts_that_need_someone(url: str) -> None:
+    """A platform's check says how many, by reason, and where to look."""
+    result = mobilemoney("doctor", "--all-accounts", "--store", url, "--json")
+    found = [each for each in json.loads(result.stdout)["findings"] if each["check"] == "accounts"]
+    assert [(each["level"], each["text"]) for each in found] == [("warning", "1 need someone (unknown: 1)")]
+
+
+@pytest.mark.real_time
+def test_a_platform_can_be_watched(url: str) -> None:
+    """Without a terminal, a line for each account whose needs have changed."""
+    result = mobilemoney("watch", "--all-accounts", "--timeout", "0.5", "--store", url)
+    assert result.exit_code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    assert line.endswith("UTC  shop-2: unknown")
+    data = json.loads(mobilemoney("watch", "--all-accounts", "--timeout", "0.5", "--json", "--store", url).stdout)
+    assert (data["account"], data["needs"]) == ("shop-2", ["unknown"])
+    assert mobilemoney("watch", "txn-1", "--all-accounts", "--store", url).exit_code == 2

@@ -18,7 +18,7 @@ import pytest
 
 from mobilemoney_async import MobileMoneyError, RetryPolicy, SQLStore, TransactionStatus, TransactionType
 from mobilemoney_async.cli.dashboard import page
-from mobilemoney_async.cli.dashboard.page import REGIONS, Board, axis_end, create_page
+from mobilemoney_async.cli.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
 from mobilemoney_async.payments.records import UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
@@ -298,6 +298,42 @@ async def test_each_part_is_sent_as_it_is_on_the_page(reader: Reader, store: SQL
 def test_an_axis_ends_at_a_round_number(most: int, end: int) -> None:
     """No bar is higher than the plot."""
     assert axis_end([MinuteCount(at=datetime.now(UTC), succeeded=most - most // 2, failed=most // 2)]) == end
+
+
+async def test_all_accounts_are_listed_by_need_and_one_is_opened(store: SQLStore, file: Path) -> None:
+    """The most serious reason first; an account that is well can be opened by its name, and an unknown one cannot."""
+    hostile = '<script>alert("1")</script>'
+    await pay(store.for_account("shop-1"), "order-1")
+    await pay(store.for_account(hostile), "order-2", fault=faults.drop(processed=True))
+    board = AccountsBoard(SQLStore(f"sqlite:///{file}"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_page(board)), base_url="http://127.0.0.1:8766"
+    ) as http:
+        await board.look_again()
+        answer = await http.get("/")
+        assert f"1 of 2 accounts Unknown: 1 {hostile} 0 pending 1 unknown" in Elements(answer.text).text
+        assert hostile not in answer.text
+        (link,) = {each for each in Elements(answer.text).values("href") if each.startswith("/?account=")}
+        opened = await http.get(link)
+        assert "Payments that need you: 1 order-2" in Elements(opened.text).text
+        (live,) = Elements(opened.text).values("hx-sse:connect")
+        assert live == f"/live{link[1:]}" or live.startswith("/live?account=")
+        assert "Pending 1" in Elements((await http.get("/?account=shop-1")).text).text
+        for path in ("/?account=shop-2", "/live?account=shop-2"):
+            assert (await http.get(path)).status_code == 404
+        (first, *_) = Elements(board.parts["accounts"]).ids
+        assert Elements(answer.text).ids.count(first) == 1
+    await anyio.Path(file).unlink()
+    await board.look_again()
+    assert "The store cannot be read. there is no file" in Elements(board.parts["accounts"]).text
+
+
+async def test_a_platform_that_is_well_says_so(store: SQLStore, file: Path) -> None:
+    """No list is no answer."""
+    await pay(store.for_account("shop-1"), "order-1")
+    board = AccountsBoard(SQLStore(f"sqlite:///{file}"))
+    await board.look_again()
+    assert "0 of 1 accounts No account needs anyone." in Elements(board.parts["accounts"]).text
 
 
 class TestCommand:

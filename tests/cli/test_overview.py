@@ -180,7 +180,7 @@ async def test_a_store_that_is_away_for_a_while_is_waited_for(
         return shown.out.splitlines(), shown.err.splitlines()
 
     async with world.client() as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(overview._follow, own, view, overview._Lines(view, as_json=False))
+        tasks.start_soon(overview.follow, own, view, overview._read, overview._Lines(view, as_json=False))
         (first,), problems = await said()
         assert "pending: 0" in first
         assert problems == []

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+from weakref import WeakValueDictionary
 
 import anyio
+import attrs
 import jinja2
 from markupsafe import Markup
 from starlette.applications import Starlette
@@ -22,18 +25,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.accounts import because
 from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.overview import sent_for, shown_state
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.account_status import AccountNeed, AccountStatus
+from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
 from mobilemoney_async.sandbox.page.snapshot import TONES, money
+from mobilemoney_async.sharing.accounts import read_accounts
 from mobilemoney_async.sharing.overview import MinuteCount, Overview, read_overview
 from mobilemoney_async.values import mask_phone_number
+
+T = TypeVar("T")
 
 _HERE = Path(__file__).parent
 # Seconds between two readings of the store, and the least pause after one, as a multiple of its time.
@@ -83,6 +92,7 @@ _TEMPLATES.globals.update(
     static={name: f"/static/{name}?v={hashlib.sha256(each.body).hexdigest()[:12]}" for name, each in _FILES.items()},
 )
 _TEMPLATES.filters.update(
+    because=because,
     sent_for=sent_for,
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
@@ -93,6 +103,7 @@ _TEMPLATES.filters.update(
     axis_end=axis_end,
     whole=lambda text: _shown(text) == text,
 )
+_ACCOUNTS, _LIST = _TEMPLATES.get_template("accounts.html"), _TEMPLATES.get_template("account_list.html")
 _PAGE, _REGIONS = _TEMPLATES.get_template("dashboard.html"), _TEMPLATES.get_template("regions.html")
 
 REGIONS = ("as_of", "trouble", "attention", "figures", "hour", "limit", "today")
@@ -126,7 +137,7 @@ class Board:
     async def look_again(self) -> None:
         """Read the store, and write the parts of the page anew. A store that is away leaves the last figures."""
         try:
-            self._overview = found = await self._read()
+            self._overview = found = await self.read(read_overview)
             self._trouble = None
         except StoreError as exc:
             self._trouble = str(exc)
@@ -140,7 +151,12 @@ class Board:
         regions = _REGIONS.make_module(values)
         self.parts = {name: getattr(regions, name)() for name in REGIONS}
 
-    async def _read(self) -> Overview:
+    async def read(self, work: Callable[[AccountStore], Awaitable[T]]) -> T:
+        """Return the result of a reading.
+
+        Raises:
+            StoreError: The store failed, or there is none.
+        """
         store = account_store(self._store)
         file = store.database.file
         if file is not None and not await anyio.Path(file).exists():
@@ -149,25 +165,87 @@ class Board:
             # Reading makes missing tables: that is for the programs that pay.
             if self._overview is None and await store.database.peek(find_version) is None:
                 raise StoreError("it has no tables yet: your program makes them", outcome="not_sent")
-            return await read_overview(store)
+            return await work(store)
         finally:
             if file is not None:
                 # Between two readings a file may be replaced, by a backup say: nothing of the old one stays open.
                 self._store.close()
 
-    def write(self) -> str:
+    def write(self, live: str = "/live") -> str:
+        """Return the whole page, which follows an event stream."""
+        return _PAGE.render(name=self.name, parts=self.parts, live=live)
+
+    async def open(self, account: str | None) -> Board | None:
+        """Return the board of an account: this one, which has no others."""
+        return self if account is None else None
+
+
+class AccountsBoard:
+    """What the page of all accounts shows: those that need someone, by reason, and the boards of those it opened."""
+
+    def __init__(self, store: SQLStore, service: Service | None = None) -> None:
+        self.name: str = "all accounts"
+        self._store, self._service = store, service or Service()
+        self._whole = Board(store, self._service)
+        self._statuses: list[AccountStatus] | None = None
+        self._boards: WeakValueDictionary[str, Board] = WeakValueDictionary()  # those that a page follows
+        self.parts: Mapping[str, str] = {}
+
+    async def follow(self) -> None:
+        """Look again and again, also at the accounts that someone has open."""
+        while True:
+            began = anyio.current_time()
+            await self.look_again()
+            for board in list(self._boards.values()):
+                await board.look_again()
+            await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
+
+    async def look_again(self) -> None:
+        """Read the store, and write the list anew. A store that is away leaves the last one."""
+        reason = None
+        try:
+            self._statuses = await self._whole.read(lambda store: read_accounts(store, everything=True))
+        except StoreError as exc:
+            reason = str(exc)
+        needing = [each for each in self._statuses or () if each.needs]
+        # Each account once, under its most serious reason.
+        groups = [(need, [each for each in needing if each.needs[0] == need]) for need in AccountNeed]
+        values = {"statuses": self._statuses, "needing": needing, "groups": [each for each in groups if each[1]]}
+        self.parts = {"accounts": _LIST.render(reason=reason, **values)}
+
+    def write(self, live: str = "/live") -> str:
         """Return the whole page."""
-        return _PAGE.render(name=self.name, parts=self.parts)
+        return _ACCOUNTS.render(parts=self.parts)
+
+    async def open(self, account: str | None) -> Board | AccountsBoard | None:
+        """Return the board of an account of the store, this one without a name, or None."""
+        if account is None:
+            return self
+        found = self._boards.get(account)
+        if found is None and any(each.account == account for each in self._statuses or ()):
+            found = Board(self._store.for_account(account), attrs.evolve(self._service, account=account))
+            await found.look_again()
+            self._boards[account] = found
+        return found
 
 
-def create_page(board: Board) -> ASGIApp:
+def create_page(board: Board | AccountsBoard) -> ASGIApp:
     """Make the page of a board, which answers requests from other websites with HTTP 403."""
 
     async def show(request: Request) -> Response:
-        return HTMLResponse(board.write(), headers=_NOT_KEPT)
+        account = request.query_params.get("account")
+        found = await board.open(account)
+        if found is None:
+            return PlainTextResponse("The store knows no such account. The list is at /.\n", 404)
+        live = "/live" if account is None else f"/live?{urlencode({'account': account})}"
+        return HTMLResponse(found.write(live), headers=_NOT_KEPT)
 
     async def follow(request: Request) -> Response:
-        stream = EventStream(lambda: board.parts)
+        account = request.query_params.get("account")
+        found = await board.open(account)
+        if found is None:
+            return PlainTextResponse("The store knows no such account. The list is at /.\n", 404)
+        stream = EventStream(lambda: found.parts)
         return StreamingResponse(stream, headers=_NOT_KEPT, media_type="text/event-stream")
 
     async def load(request: Request) -> Response:
