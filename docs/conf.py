@@ -72,8 +72,8 @@ napoleon_use_rtype = False
 # The side bar. It is here, since GitHub would show a directive in `index.md` as source text.
 CONTENTS = {
     "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
-    "Your backend": "books fastapi aiohttp starlette django data workers scripts platform callbacks observability"
-    " production limitations",
+    "Your backend": "books fastapi aiohttp starlette django data workers scripts platform privacy callbacks"
+    " observability production limitations",
     "Trying and testing": "sandbox testing testing-your-shop",
     "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
 }

@@ -51,7 +51,7 @@ if _typing.TYPE_CHECKING:
         WaitTimeout,
     )
     from mobilemoney_async.merchants import Merchants
-    from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus
+    from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, Erasure
     from mobilemoney_async.payments.audit_report import AuditReport, Difference
     from mobilemoney_async.payments.payment_change import PaymentChange
     from mobilemoney_async.payments.payout_batch import PayoutBatch
@@ -82,6 +82,7 @@ __all__ = [
     "Difference",
     "DuplicateSuspected",
     "Effect",
+    "Erasure",
     "Fees",
     "HistoryEntry",
     "IdempotencyConflict",
@@ -148,7 +149,7 @@ _HOMES = {
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
     "merchants": "Merchants",
-    "payments.account_status": "AccountNeed AccountState AccountStatus",
+    "payments.account_status": "AccountNeed AccountState AccountStatus Erasure",
     "payments.audit_report": "AuditReport Difference",
     "payments.payout_batch": "PayoutBatch",
     "payments.payment_change": "PaymentChange",

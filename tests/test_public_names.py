@@ -28,6 +28,7 @@ def test_the_public_names_are_these() -> None:
         "Difference",
         "DuplicateSuspected",
         "Effect",
+        "Erasure",
         "Fees",
         "HistoryEntry",
         "IdempotencyConflict",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import attrs
@@ -11,11 +13,12 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
-from mobilemoney_async.cli.failures import Refused, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, with_service
+from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
+from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, require_yes, with_service
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, describe
+from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, Erasure, describe
+from mobilemoney_async.values import normalise_phone_number
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
@@ -85,6 +88,7 @@ ACCOUNT_COLUMNS: tuple[Column[AccountStatus], ...] = (
     Column("because", because, min_width=20),
 )
 
+_REPEAT = "Erase again what `erasures --json` has listed, after a backup was restored."
 Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's name in the store.")]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the store.")]
 
@@ -140,6 +144,76 @@ def remove(*, account: Account, note: Note, service: Service) -> None:
     What is queued is not sent, and stays queued until you cancel it. The store keeps all that it knows.
     """
     _change(account, AccountState.REMOVED, note, service)
+
+
+@add_command(accounts_app, "erase")
+@with_service(*OF_THE_DATABASE)
+def erase(
+    *,
+    account: Annotated[str | None, typer.Argument(metavar="[ACCOUNT]", help="The account; none with --repeat.")] = None,
+    phone: Annotated[str | None, typer.Option("--phone", metavar="PHONE", help="Erase this number alone.")] = None,
+    repeat: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help=_REPEAT)] = None,
+    yes: Yes = False,
+    service: Service,
+) -> None:
+    """Erase a phone number from an account, or all numbers, notes and logins of it. Needs no service.
+
+    Amounts, keys, ids and times stay, and digests in place of numbers. It is refused while a payment is open. It cannot
+    be taken back.
+    """
+    if (account is None) == (repeat is None) or (phone is not None and account is None):
+        raise WrongUsage("give an account, with --phone or without, or --repeat FILE")
+    listed = None if repeat is None else _read_erasures(repeat)
+    number = None if phone is None else check(normalise_phone_number, phone, "PHONE must be like +255681234567")
+    what = f"account {account!r}" if number is None else f"the number of account {account!r}"
+    if listed is None and not yes:
+        require_yes(f"Erase {what} for ever?", otherwise="nothing was erased")
+
+    async def work() -> list[Erasure]:
+        store = open_store_of(find_store(service))
+        try:
+            if listed is not None:
+                return await store.repeat_erasures(listed)
+            if number is None:
+                return [await store.erase_account(str(account))]
+            return [await store.for_account(str(account)).erase(phone_number=number)]
+        finally:
+            store.close()
+
+    for each in run("accounts", work):
+        told = ", ".join(f"{count} of {table.removeprefix('mobilemoney_')}" for table, count in each.rows.items())
+        print(output.visible(f"{each.account}: erased {told or 'nothing'}"))
+
+
+@add_command(accounts_app, "erasures")
+@with_service(*OF_THE_DATABASE)
+def list_erasures(*, as_json: AsJSON = False, service: Service) -> None:
+    """List what was erased, to keep outside of the database's backups. Needs no service."""
+
+    async def work() -> list[Erasure]:
+        store = open_store_of(find_store(service))
+        try:
+            return await store.erasures()
+        finally:
+            store.close()
+
+    found = run("accounts", work)
+    if as_json:
+        output.print_json([each.to_dict() for each in found])
+    else:
+        columns: tuple[Column[Erasure], ...] = (
+            Column("account", lambda each: each.account, is_id=True),
+            Column("erased", lambda each: each.digest[:16], min_width=8),
+            Column("at, UTC", lambda each: output.moment(each.at), is_time=True),
+        )
+        output.show(output.new_table(columns, found))
+
+
+def _read_erasures(file: Path) -> list[Erasure]:
+    try:
+        return [Erasure.from_dict(each) for each in json.loads(file.read_text("utf-8"))]
+    except (ValueError, TypeError) as exc:
+        raise WrongUsage(f"{file} is no list of `mobilemoney accounts erasures --json`") from exc
 
 
 def _change(account: str, state: AccountState, note: str | None, service: Service) -> None:

@@ -14,6 +14,9 @@ from mobilemoney_async.contract.states import TransactionType, initial_status
 
 CURRENCY = "TZS"
 
+ERASED = "erased:"
+"""Beginning of a number of ours that was erased: a digest follows, which proves nothing and contradicts nothing."""
+
 # Digits of a number without its country code (Tanzania; most of its neighbours too).
 _NATIONAL_DIGITS = 9
 # Digits of a number with its country code there; longer ones are rare.
@@ -86,6 +89,8 @@ def same_number(shown: str, own: str) -> NumberForm | None:
 
     Of a masked number the digits that are shown must agree, counted from both ends. Other numbers may show the same.
     """
+    if own.startswith(ERASED):
+        return None
     text, forms = _SEPARATORS.sub("", shown), _forms(own)
     # Dots are separators if the digits around them are a whole number, otherwise a mask.
     form = forms.get(text.replace(".", ""))
@@ -130,7 +135,11 @@ def own_local_digits(own: str) -> str | None:
 
 def may_be_number(shown: str, own: str) -> bool:
     """Return whether a text may be our number cut, masked or misspelt, or shows no number at all."""
-    if len(shown) > _LONGEST_TEXT or any(character.isalpha() and character not in "xX" for character in shown):
+    if (
+        own.startswith(ERASED)
+        or len(shown) > _LONGEST_TEXT
+        or any(character.isalpha() and character not in "xX" for character in shown)
+    ):
         return True
     text, whole = shown.lstrip("+ "), own.lstrip("+")
     digits = re.sub("[^0-9]", "", text)

@@ -275,6 +275,14 @@ accounts: sa.Table = sa.Table(
     ),
 )
 
+# Numbers, by their digests, and whole accounts that were erased: a restored backup has them again.
+erasures: sa.Table = sa.Table(
+    "mobilemoney_erasures",
+    METADATA,
+    *_columns(sa.Text, "account", "digest", primary_key=True),
+    sa.Column("at", UTCDateTime, nullable=False),
+)
+
 # Leases: tasks that one process of an account does at a time. `until` is a time of the store's clock, and `written`
 # that of the last renewal; `host` is of a holder that a worker's claim of the account protects. In the poller's row two
 # numbers count its messages, under the row's lock: so a reader knows how far it has read.

@@ -12,10 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, lock_row
-from mobilemoney_async.errors import AccountSuspended
+from mobilemoney_async.database.schema import accounts, erasures, lock_row
+from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.account_status import AccountState, describe
 from mobilemoney_async.text import printable
+
+WHOLE_ACCOUNT = "account"
+"""In place of a digest, in the list of erasures."""
 
 STATE: sa.Label[Any] = (
     sa.select(accounts.c.state)
@@ -49,6 +52,10 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
 def change_state(connection: sa.Connection, account: str, state: AccountState, note: str | None, at: datetime) -> bool:
     """Change the state of an account, and return whether it was another one before."""
     value = None if state is AccountState.ACTIVE else str(state)
+    was_erased = sa.select(erasures.c.at).where(erasures.c.account == account, erasures.c.digest == WHOLE_ACCOUNT)
+    if state is not AccountState.REMOVED and connection.execute(was_erased).first() is not None:
+        # Processes that knew its secret key may compare with that still.
+        raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
     if lock_row(connection, accounts, {"account": account}).state == value:
         return False
     values = {"state": value, "state_note": None if note is None else printable(note), "state_at": at}

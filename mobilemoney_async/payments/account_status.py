@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import attrs
@@ -73,6 +73,23 @@ class AccountStatus(Data):
     last_error: str | None
     last_error_at: datetime | None
     needs: Sequence[AccountNeed]
+
+
+@attrs.frozen(kw_only=True)
+class Erasure(Data):
+    """Erasure of one phone number in one account, or of the whole account.
+
+    Attributes:
+        account: The account.
+        digest: Of the number, under the account's key; ``account`` for the whole account.
+        at: When, aware UTC.
+        rows: The number of rows that were changed, by table; empty for one that is listed.
+    """
+
+    account: str
+    digest: str
+    at: datetime
+    rows: Mapping[str, int] = attrs.field(factory=dict)
 
 
 def describe(state: str, note: str | None) -> str:

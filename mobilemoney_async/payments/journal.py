@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import is_same_payment
+from mobilemoney_async.contract.comparison import ERASED, is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
@@ -54,6 +54,7 @@ from mobilemoney_async.payments.records import (
     move,
     stops_kind,
 )
+from mobilemoney_async.payments.unmatched import digest, number_key
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -207,7 +208,7 @@ class Journal:
             return None, None
         pairs = {
             "type": (row.type, str(request.type)),
-            "phone number": (row.phone_number, request.phone_number),
+            "phone number": (row.phone_number, self._as_kept(row.phone_number, request.phone_number)),
             "amount": (row.amount, request.amount),
             "extra": (row.extra_digest, request.extra_digest),
         }
@@ -217,6 +218,12 @@ class Journal:
             raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
         record, text = to_record(row), row.acknowledgement
         return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
+
+    def _as_kept(self, kept: str, number: str) -> str:
+        """Return a number as a record shows it, whose own number may be erased."""
+        if not kept.startswith(ERASED):
+            return number
+        return f"{ERASED}{digest(number_key(self.connection, self.account), number)}"
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the payment under another key that stops the kind of a payment, if there is one."""
@@ -536,7 +543,14 @@ class Journal:
             return False
         if is_wanted is not None and not is_wanted(to_record(row)):
             return False
-        values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
+        values = {
+            **sending,
+            "phone_number": request.phone_number,
+            "attempt": expected + 1,
+            "walks": 0,
+            "walked_at": None,
+            "candidates": None,
+        }
         values |= {"ended_at": None, "error": None, "is_certain": None, **reason_columns(None)}
         values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
         try:

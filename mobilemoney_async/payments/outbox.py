@@ -158,7 +158,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         return record
     _require_active(journal)
     journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
-    return to_record(journal.update(record.key, attrs.asdict(options)))
+    return to_record(journal.update(record.key, {"phone_number": request.phone_number, **attrs.asdict(options)}))
 
 
 @functools.cache

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from copy import copy
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,12 +21,14 @@ from mobilemoney_async.values import (
     hide,
     hide_text,
     missing_extra,
+    normalise_phone_number,
     refuse,
     require_name,
     require_seconds,
 )
 
 if TYPE_CHECKING:
+    from mobilemoney_async.payments.account_status import Erasure
     from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.records import PaymentRecord
 
@@ -198,6 +201,89 @@ class SQLStore:
         journal = Journal(guest, self.account)
         with explained():
             return enqueue(journal, *order, now)
+
+    async def erase(self, *, phone_number: str) -> Erasure:
+        """Erase a phone number from this account, for a customer who asks for it; see docs/privacy.md.
+
+        Every payment with this number keeps its amount, key, id, state and times. Its number becomes a digest under the
+        account's secret key, and what may name the customer goes: extra fields, errors, and notes of people. So its key
+        still names the same payment. The erasure is listed.
+
+        Args:
+            phone_number: As for ``client.collections.create``.
+
+        Returns:
+            The erasure, with the rows that were changed, by table.
+
+        Raises:
+            InvalidRequest: It is no phone number.
+            StoreError: A payment of it is open or unknown, or a batch with it waits for approval: the error names them,
+                and nothing was erased. Or the account has no payment of it, or the database failed.
+        """
+        from mobilemoney_async.payments.erasure import erase_number
+
+        number = normalise_phone_number(hide(phone_number))
+        del phone_number
+        parts = self._parts
+        await parts.database.open()
+        return await parts.decide(
+            lambda journal, at: erase_number(journal, number, at), parts.database.wall_clock.utcnow
+        )
+
+    async def erase_account(self, account: str) -> Erasure:
+        """Erase all phone numbers, notes and logins of an account of this database, and remove it.
+
+        As `erase` does for each number. The secret key of the digests goes too: nothing compares with them any more.
+        An account with very many payments is changed in one transaction, which takes its time.
+
+        Args:
+            account: Its name; not by default that of this store.
+
+        Raises:
+            InvalidRequest: The name is invalid.
+            StoreError: A payment of it is open or unknown, or a batch waits for approval: the error names them, and
+                nothing was erased. Or the database failed.
+        """
+        from mobilemoney_async.payments.erasure import erase_account
+
+        parts = self.for_account(account)._parts
+        await parts.database.open()
+        return await parts.decide(erase_account, parts.database.wall_clock.utcnow)
+
+    async def erasures(self) -> list[Erasure]:
+        """Return the erasures of all accounts of this database, oldest first: keep them outside of its backups.
+
+        Raises:
+            StoreError: The database failed.
+        """
+        from mobilemoney_async.payments.erasure import list_erasures
+
+        await self._parts.database.open()
+        return await self._parts.database.read(list_erasures)
+
+    async def repeat_erasures(self, erasures: Iterable[Erasure]) -> list[Erasure]:
+        """Erase again what a list of erasures names, after a backup from before them was restored.
+
+        Args:
+            erasures: Those that `erasures` has returned before the database was lost.
+
+        Returns:
+            Those that found something to erase, for each account in one transaction.
+
+        Raises:
+            StoreError: As of `erase`, for the first account with an open payment; those before it are done.
+        """
+        from mobilemoney_async.payments.erasure import repeat
+
+        by_account: dict[str, list[str]] = {}
+        for each in erasures:
+            by_account.setdefault(each.account, []).append(each.digest)
+        done: list[Erasure] = []
+        for account, digests in by_account.items():
+            parts = self.for_account(account)._parts
+            await parts.database.open()
+            done += await parts.decide(partial(repeat, digests=digests), parts.database.wall_clock.utcnow)
+        return done
 
     def close(self) -> None:
         """Close the idle connections to the database, of all accounts, as the last client that is closed does too.

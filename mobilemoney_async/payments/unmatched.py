@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import international, local_digits, same_number
+from mobilemoney_async.contract.comparison import ERASED, international, local_digits, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import (
@@ -207,11 +207,13 @@ def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> t
         is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
         around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
-    for part in (around, alike.where(table.phone_number == number)):
+    around = around.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
+    erased = None if number is None else f"{ERASED}{digest(number_key(connection, account), number)}"
+    for part in (around, alike.where(table.phone_number.in_([number, erased]))):
         for each in connection.execute(part.limit(_MOST_COMPARED)):
             query = PaymentQuery(
                 type=TransactionType(each.type),
-                phone_number=each.phone_number,
+                phone_number=number if number is not None and each.phone_number == erased else each.phone_number,
                 amount=plain(row.amount),
                 sent_at=each.sent_at,
                 ended_at=each.ended_at or each.sent_at,

@@ -12,7 +12,7 @@ from mobilemoney_async.testing import run_virtual
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import sqlite_url
 
-NUMBER = "+255681234501"
+NUMBER, SUCCEEDS = "+255681234501", "+255780000789"
 
 
 def run(*arguments: str, **variables: str) -> Any:
@@ -121,3 +121,36 @@ def test_a_platform_can_be_watched(url: str) -> None:
     data = json.loads(mobilemoney("watch", "--all-accounts", "--timeout", "0.5", "--json", "--store", url).stdout)
     assert (data["account"], data["needs"]) == ("shop-2", ["unknown"])
     assert mobilemoney("watch", "txn-1", "--all-accounts", "--store", url).exit_code == 2
+
+
+def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Path) -> None:
+    """It is refused while a payment is open, asked for, and said with the rows; the list repeats it."""
+    refused = run("erase", "shop-1", "--phone", NUMBER, "--yes", "--store", url)
+    assert refused.exit_code == 1
+    assert "payments 'order-1' of account 'shop-1' are open" in refused.stderr
+
+    async def settle() -> None:
+        async with Sandbox(merchants=3).client(store=SQLStore(url, "shop-4")) as client:
+            await client.collections.create(SUCCEEDS, 1_000, idempotency_key="order-1")
+            async with client.poller(resume=True) as poller:
+                _ = [outcome async for outcome in poller.outcomes()]
+
+    run_virtual(settle)
+    asked = mobilemoney("accounts", "erase", "shop-4", "--phone", SUCCEEDS, "--store", url, answer="n\n")
+    assert (asked.exit_code, "nothing was erased" in asked.stderr) == (1, True)
+    done = run("erase", "shop-4", "--phone", SUCCEEDS, "--yes", "--store", url)
+    assert (done.exit_code, done.stdout) == (0, "shop-4: erased 1 of payment_records, 1 of followed\n"), done.stderr
+    listed = run("erasures", "--json", "--store", url).stdout
+    file = tmp_path / "erasures.json"
+    file.write_text(listed, "utf-8")
+    assert SUCCEEDS[1:] not in listed
+    assert "shop-4" in run("erasures", "--store", url).stdout
+    again = run("erase", "--repeat", str(file), "--store", url)
+    assert (again.exit_code, again.stdout) == (0, "")  # nothing was restored
+    file.write_text("no list", "utf-8")
+    assert run("erase", "--repeat", str(file), "--store", url).exit_code == 2
+    for wrong in ([], ["shop-1", "--repeat", str(file)], ["--phone", NUMBER]):
+        assert run("erase", *wrong, "--store", url).exit_code == 2
+    whole = run("erase", "shop-4", "--yes", "--store", url)
+    assert whole.exit_code == 0, whole.stderr
+    assert "was erased" in run("resume", "shop-4", "--store", url).stderr

@@ -1,0 +1,213 @@
+"""Erasure of a phone number or of an account's numbers, names and notes, as privacy laws ask for.
+
+What stays: amounts, ids, keys, states and times, and for each number a digest under the account's secret key. So a
+payment that the service lists as final is still the same, an idempotency key still names the same payment, and a
+transaction that is a payment made twice is still found. Nothing is erased while a payment is open, since its number is
+what it is found by.
+
+Critical section: one transaction, which begins with the lock of the account's row, as other decisions about an account.
+A payment that begins meanwhile for the same number keeps it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import ERASED
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.database.schema import (
+    WAS_REFUSED_SOFTLY,
+    accounts,
+    batch_lines,
+    batches,
+    erasures,
+    followed,
+    history,
+    lock_row,
+    logins,
+    payments,
+    unmatched,
+)
+from mobilemoney_async.database.serialization import dump, load
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.account_state import WHOLE_ACCOUNT
+from mobilemoney_async.payments.account_status import AccountState, Erasure
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.payouts import PROPOSED
+from mobilemoney_async.payments.queries import IS_CONTRADICTED, chunks
+from mobilemoney_async.payments.records import PaymentState, Source
+from mobilemoney_async.payments.unmatched import digest
+
+# For how long a payment that was refused softly or released is compared with the list by its number.
+_COMPARED = timedelta(days=30)
+_MOST_NAMED = 20
+_columns = payments.c
+_CLOSED = [str(each) for each in (PaymentState.FINAL, PaymentState.REFUSED, PaymentState.NOT_SENT)]
+_CLOSED += [str(PaymentState.CANCELLED), str(PaymentState.RELEASED)]
+
+
+def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
+    """Erase a phone number from one account.
+
+    Raises:
+        StoreError: A payment of the number is open, or a batch with it waits for approval; the error names them.
+    """
+    if number not in _numbers(journal, number):
+        raise StoreError(
+            f"account {journal.account!r} has no payment of this number: nothing was erased", outcome="not_sent"
+        )
+    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key
+    if key is None:  # nothing was ever sent
+        key, here = secrets.token_hex(32), accounts.c.account == journal.account
+        journal.connection.execute(accounts.update().where(here).values(number_key=key))
+    _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
+    return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
+
+
+def erase_account(journal: Journal, at: datetime) -> Erasure:
+    """Erase all numbers, names and notes of an account, its logins, and the key of its digests; remove it.
+
+    Raises:
+        StoreError: A payment of it is open, or a batch waits for approval; the error names them.
+    """
+    run, here = journal.connection.execute, accounts.c.account == journal.account
+    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key or ""
+    _require_closed(journal, sa.true(), sa.true(), at)
+    rows = _erase(journal, key, _numbers(journal))
+    for name, table in (("mobilemoney_logins", logins), ("mobilemoney_followed", followed)):
+        rows[name] = run(table.delete().where(table.c.account == journal.account)).rowcount
+    values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None}
+    run(accounts.update().where(here).values(state=str(AccountState.REMOVED), state_at=at, **values))
+    return _note(journal, WHOLE_ACCOUNT, rows, at)
+
+
+def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> list[Erasure]:
+    """Erase again what a list of erasures names, as after a backup was restored.
+
+    Raises:
+        StoreError: As of `erase_number`; nothing is erased then.
+    """
+    wanted = set(digests)
+    if WHOLE_ACCOUNT in wanted:
+        return [erase_account(journal, at)]
+    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key
+    found = [] if key is None else [number for number in _numbers(journal) if digest(key, number) in wanted]
+    return [erase_number(journal, number, at) for number in found]
+
+
+def list_erasures(connection: sa.Connection, account: str | None = None) -> list[Erasure]:
+    """Return the erasures of one account or of all, oldest first."""
+    statement = sa.select(erasures).order_by(erasures.c.at, erasures.c.account, erasures.c.digest)
+    if account is not None:
+        statement = statement.where(erasures.c.account == account)
+    return [Erasure(account=row.account, digest=row.digest, at=row.at) for row in connection.execute(statement)]
+
+
+def _numbers(journal: Journal, number: str | None = None) -> list[str]:
+    """Return the numbers of an account that are not erased, or the one that is asked for."""
+    found = set[str]()
+    for table in (payments, batch_lines):
+        is_wanted = table.c.phone_number.not_like(f"{ERASED}%") if number is None else table.c.phone_number == number
+        here = (table.c.account == journal.account, is_wanted)
+        found.update(journal.connection.execute(sa.select(table.c.phone_number).where(*here).distinct()).scalars())
+    return sorted(found)
+
+
+def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetime) -> None:
+    run, here = journal.connection.execute, _columns.account == journal.account
+    is_recent = sa.and_(
+        _columns.changed_at >= at - _COMPARED, sa.or_(_columns.state == PaymentState.RELEASED, WAS_REFUSED_SOFTLY)
+    )
+    is_open = sa.or_(_columns.state.not_in(_CLOSED), IS_CONTRADICTED, is_recent)
+    keys = run(sa.select(_columns.key).where(here, of_payment, is_open).order_by(_columns.key).limit(_MOST_NAMED + 1))
+    waiting = (
+        sa.select(batches.c.id)
+        .join(batch_lines, sa.and_(batch_lines.c.account == batches.c.account, batch_lines.c.batch == batches.c.id))
+        .where(batches.c.account == journal.account, batches.c.state == PROPOSED, of_line)
+        .distinct()
+    )
+    open_keys, ids = list(keys.scalars()), list(run(waiting).scalars())
+    if open_keys or ids:
+        more = ", …" if len(open_keys) > _MOST_NAMED else ""
+        named = [f"payments {', '.join(map(repr, open_keys[:_MOST_NAMED]))}{more}"] if open_keys else []
+        named += [f"batches {', '.join(map(repr, ids))}"] if ids else []
+        said = (
+            f"{' and '.join(named)} of account {journal.account!r} are open, or may still be found: nothing was erased"
+        )
+        raise StoreError(said, outcome="not_sent")
+
+
+def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]:
+    """Replace numbers, and what may name their owners, in the tables of an account; return the rows by table."""
+    run, rows = journal.connection.execute, dict[str, int]()
+
+    def count(table: sa.Table, changed: int) -> None:
+        rows[table.name] = rows.get(table.name, 0) + changed
+
+    for number in numbers:
+        marked = f"{ERASED}{digest(key, number)}"
+        of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(_CLOSED))
+        named = (_columns.key, _columns.state, _columns.transaction, _columns.acknowledgement)
+        found = run(sa.select(*named).where(*of_number)).all()
+        change = payments.update().where(
+            _columns.account == journal.account,
+            _columns.key == sa.bindparam("of_key"),
+            _columns.state == sa.bindparam("of_state"),  # another attempt may have begun since
+        )
+        values = [
+            {
+                "of_key": row.key,
+                "of_state": row.state,
+                "phone_number": marked,
+                "transaction": _without_number(Transaction, row.transaction),
+                "acknowledgement": _without_number(Acknowledgement, row.acknowledgement),
+                "extra": None,
+                "error": None,
+                "about": None,
+            }
+            for row in found
+        ]
+        for some in chunks(values):
+            run(change, some)
+        count(payments, len(found))
+        for keys in chunks([row.key for row in found]):
+            of_entry = (history.c.account == journal.account, history.c.key.in_(keys), history.c.detail.is_not(None))
+            of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
+            count(history, run(history.update().where(*of_entry, of_person).values(detail="erased")).rowcount)
+        of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
+        count(batch_lines, run(batch_lines.update().where(*of_line).values(phone_number=marked, info=None)).rowcount)
+        of_row = (unmatched.c.account == journal.account, unmatched.c.number_digest == digest(key, number))
+        count(unmatched, run(unmatched.update().where(*of_row).values(shown_number="erased", note=None)).rowcount)
+        ids = [row.key for row in found]
+        count(followed, _erase_messages(journal, ids))
+    return rows
+
+
+def _erase_messages(journal: Journal, keys: Sequence[str]) -> int:
+    """Delete the messages to pollers about payments that have ended."""
+    count = 0
+    for some in chunks(keys):
+        ids = sa.select(_columns.transaction_id).where(_columns.account == journal.account, _columns.key.in_(some))
+        here = (followed.c.account == journal.account, followed.c.has_ended, followed.c.transaction_id.in_(ids))
+        count += journal.connection.execute(followed.delete().where(*here)).rowcount
+    return count
+
+
+def _without_number(kind: type[Any], text: str | None) -> str | None:
+    return None if text is None else dump(attrs.evolve(load(kind, text), phone_number="erased"))
+
+
+def _note(journal: Journal, name: str, rows: Mapping[str, int], at: datetime) -> Erasure:
+    """List an erasure; one that is repeated shows its last time."""
+    here = (erasures.c.account == journal.account, erasures.c.digest == name)
+    if not journal.connection.execute(erasures.update().where(*here).values(at=at)).rowcount:
+        values = {"account": journal.account, "digest": name, "at": at}
+        journal.connection.execute(erasures.insert().values(values))
+    changed = {table: count for table, count in rows.items() if count}
+    return Erasure(account=journal.account, digest=name, at=at, rows=changed)

@@ -1,0 +1,210 @@
+"""Erasure: numbers and names go, and what money needs stays; nothing is erased while a payment is open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import (
+    AsyncClient,
+    Erasure,
+    IdempotencyConflict,
+    InvalidRequest,
+    PaymentState,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.database.schema import METADATA
+from mobilemoney_async.sandbox import Sandbox
+from tests.payments.test_account_state import platform_of
+
+NUMBER, OTHER, STAYS_OPEN = "+255780000789", "+255781234567", "+255780000129"
+NAME = "Juma Mwinyi"
+
+
+@asynccontextmanager
+async def shop(url: str, account: str = "shop-1") -> AsyncIterator[tuple[AsyncClient, SQLStore, Sandbox]]:
+    sandbox, store = Sandbox(), SQLStore(url, account, key="0123456789abcdef")
+    async with sandbox.client(store=store) as client:
+        yield client, store, sandbox
+
+
+async def settle(client: AsyncClient) -> None:
+    async with client.poller(resume=True) as poller:
+        _ = [outcome async for outcome in poller.outcomes()]
+
+
+async def pay(client: AsyncClient, number: str = NUMBER, key: str = "order-1", amount: int = 15_000) -> None:
+    await client.collections.create(number, amount, idempotency_key=key, extra={"description": f"for {NAME}"})
+
+
+def everything(url: str) -> str:
+    """Return all that the database holds, as text."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return "\n".join(str(row) for table in METADATA.sorted_tables for row in connection.execute(sa.select(table)))
+
+
+def rows(url: str, table: str) -> list[Mapping[str, Any]]:
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return [dict(row) for row in connection.execute(sa.select(METADATA.tables[table])).mappings()]
+
+
+@pytest.mark.pairs
+async def test_a_number_goes_and_the_money_stays(store_url: str) -> None:
+    """No table shows the number or the customer's name; amounts, keys, ids, states and times are as before."""
+    async with shop(store_url) as (client, store, _):
+        await pay(client)
+        await pay(client, OTHER, "order-2")
+        await settle(client)
+        await client.payments.enqueue(type="disbursement", phone_number=NUMBER, amount=7, idempotency_key="refund")
+        await client.payments.cancel("refund", note=f"asha: {NAME} called")
+        before = {each.key: each for each in await client.payments.list()}
+        assert NUMBER[1:] in everything(store_url) and NAME in everything(store_url)
+        done = await store.erase(phone_number="+255 780 000 789")
+        assert done.account == "shop-1"
+        assert done.rows["mobilemoney_payment_records"] == 2
+        told = everything(store_url)
+        assert NUMBER[4:] not in told and NAME not in told
+        assert OTHER in told
+        for record in await client.payments.list():
+            was = before[record.key]
+            assert (record.amount, record.state, record.status, record.transaction_id, record.sent_at) == (
+                *(was.amount, was.state, was.status, was.transaction_id, was.sent_at),
+            )
+        assert [(each.account, each.digest, each.rows) for each in await store.erasures()] == [
+            ("shop-1", done.digest, {})
+        ]
+        assert NUMBER[4:] not in repr(await client.payments.get("order-1"))
+
+
+async def test_a_key_still_names_the_same_payment(store_url: str) -> None:
+    """Nothing is paid twice after an erasure; the key with another number is a conflict, as before."""
+    async with shop(store_url) as (client, store, sandbox):
+        await pay(client)
+        await settle(client)
+        (payment,) = sandbox.transactions
+        await store.erase(phone_number=NUMBER)
+        again = await client.collections.create(
+            NUMBER, 15_000, idempotency_key="order-1", extra={"description": f"for {NAME}"}
+        )
+        assert again.transaction_id == payment
+        with pytest.raises(IdempotencyConflict, match="another phone number"):
+            await pay(client, OTHER)
+        assert len(sandbox.transactions) == 1
+        await pay(client, key="order-2")  # a new purchase of the same customer
+        await settle(client)
+        records = {each.key: each for each in await client.payments.list()}
+        assert records["order-2"].phone_number == NUMBER
+        assert records["order-1"].cause is None  # the list shows its number, and contradicts nothing
+
+
+async def test_a_key_that_was_not_paid_may_be_paid_later(store_url: str) -> None:
+    """The payment of a later attempt has its number again: it could not be found without."""
+    async with shop(store_url) as (client, store, _):
+        given: dict[str, Any] = {"type": "collection", "phone_number": NUMBER, "amount": 9}
+        for key in ("again", "queued again"):
+            await client.payments.enqueue(**given, idempotency_key=key, not_after=timedelta(milliseconds=1))
+        await anyio.sleep(1)
+        async with client.dispatcher():
+            with anyio.fail_after(60):
+                while {each.state for each in await client.payments.list()} != {PaymentState.NOT_SENT}:
+                    await anyio.sleep(1)
+        await store.erase(phone_number=NUMBER)
+        await client.collections.create(NUMBER, 9, idempotency_key="again")
+        await settle(client)
+        await client.payments.enqueue(**given, idempotency_key="queued again")
+        assert {each.phone_number for each in await client.payments.list()} == {NUMBER}
+
+
+@pytest.mark.parametrize("way", ["pending", "unknown", "queued", "batch"])
+async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -> None:
+    """The error names the keys, nothing is changed, and later it can be done."""
+    async with shop(store_url) as (client, store, sandbox):
+        await pay(client)
+        await settle(client)
+        said = "payments 'open' of account 'shop-1' are open"
+        if way == "pending":
+            await pay(client, NUMBER, "open", 3)
+        elif way == "unknown":
+            sandbox.by_hand = True
+            await pay(client, NUMBER, "open", 3)
+        elif way == "queued":
+            given: dict[str, Any] = {"type": "collection", "phone_number": NUMBER, "amount": 3}
+            await client.payments.enqueue(**given, idempotency_key="open")
+        else:
+            batch = await client.payouts.propose(f"phone_number,amount\n{NUMBER},3\n", name="wages", by="asha")
+            said = f"batches '{batch.id}' of account 'shop-1' are open"
+        before = everything(store_url)
+        for erase in (store.erase(phone_number=NUMBER), store.erase_account("shop-1")):
+            with pytest.raises(StoreError, match=said) as caught:
+                await erase
+            assert caught.value.outcome == "not_sent"
+        assert everything(store_url) == before
+
+
+async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> None:
+    """Its numbers, notes, logins and the key of its digests are gone; its neighbour is as it was."""
+    async with shop(store_url) as (client, store, _), shop(store_url, "shop-2") as (neighbour, _, _):
+        await pay(client)
+        await pay(client, OTHER, "order-2")
+        await pay(neighbour)
+        await settle(client)
+        await settle(neighbour)
+        done = await store.erase_account("shop-1")
+        assert (done.digest, done.rows["mobilemoney_payment_records"]) == ("account", 2)
+        of_account = [row for row in rows(store_url, "mobilemoney_accounts") if row["account"] == "shop-1"]
+        assert [(row["number_key"], row["credentials"], row["state"]) for row in of_account] == [
+            (None, None, "REMOVED")
+        ]
+        assert not [row for row in rows(store_url, "mobilemoney_logins") if row["account"] == "shop-1"]
+        assert OTHER not in everything(store_url)
+        assert (await neighbour.payments.list())[0].phone_number == NUMBER
+        with pytest.raises(StoreError, match="removed"):
+            await pay(client, key="new")
+        assert [each.state for each in await client.payments.list()] == [PaymentState.FINAL] * 2
+    async with platform_of(Sandbox(), store_url) as merchants:
+        with pytest.raises(StoreError, match="account 'shop-1' was erased: its merchant needs another account"):
+            await merchants.resume("shop-1")
+
+
+async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path: Any) -> None:
+    """The list, kept outside of the backup, is enough: it holds digests, and the backup has their key."""
+    async with shop(sqlite_file_url) as (client, store, _):
+        await pay(client)
+        await pay(client, OTHER, "order-2")
+        await settle(client)
+        backup = f"sqlite:///{tmp_path}/backup.db"
+        engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"VACUUM INTO '{tmp_path}/backup.db'"))
+        await store.erase(phone_number=NUMBER)
+        kept = [each.to_dict() for each in await store.erasures()]
+    assert NUMBER[1:] not in str(kept)
+    assert NUMBER[1:] in everything(backup)
+    restored = SQLStore(backup)
+    (done,) = await restored.repeat_erasures([Erasure.from_dict(each) for each in kept])
+    assert done.rows["mobilemoney_payment_records"] == 1
+    assert NUMBER[1:] not in everything(backup) and OTHER[1:] in everything(backup)
+    assert await restored.repeat_erasures([Erasure.from_dict(each) for each in kept]) == []
+    restored.close()
+
+
+async def test_a_number_that_is_not_there_is_said(store_url: str) -> None:
+    """An operator who mistypes does not believe that it is done."""
+    async with shop(store_url) as (client, store, _):
+        with pytest.raises(StoreError, match="account 'shop-1' has no payment of this number"):
+            await store.erase(phone_number=NUMBER)
+        await pay(client)
+        await settle(client)
+        with pytest.raises(StoreError, match="has no payment of this number"):
+            await store.erase(phone_number=OTHER)
+        with pytest.raises(InvalidRequest, match="phone_number"):
+            await store.erase(phone_number="0788")
