@@ -278,7 +278,8 @@ class AsyncClient:
             raise refuse("store", "given to AsyncClient: only a store has payouts")
         from mobilemoney_async.payments.payouts import Payouts
 
-        return Payouts(self._store, self._pipeline.utcnow)
+        pipeline = self._pipeline
+        return Payouts(self._store, pipeline.utcnow, self.transactions.get_many, pipeline.on_event)
 
     async def request(
         self,

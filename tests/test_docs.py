@@ -194,6 +194,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
     in_text = {
         *((refused, found) for refused in ("REFUSED", "QUEUED") for found in ("UNKNOWN", "ACKNOWLEDGED")),
         *((before, "QUEUED") for before in ("NOT_SENT", "REFUSED", "SENDING", "UNKNOWN", "ABSENT")),
+        ("REFUSED", "CANCELLED"),  # its payout is made under another key
         ("QUEUED", "NOT_SENT"),  # after `not_after`, or taken back with its key
         ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),

@@ -126,8 +126,7 @@ def propose(
         say("payouts propose", f"{new} is a new store: it knows of no earlier payments, and so of no duplicates")
     _print(batch, as_json=as_json)
     if not as_json:
-        next_step = command_line("payouts", "approve", batch.id, "--by", "NAME", *service.store_flags)
-        say("payouts propose", f"nothing is sent; another person approves it: {next_step}")
+        _say_approve("payouts propose", batch, service)
 
 
 @add_command(payouts_app, "approve")
@@ -169,6 +168,19 @@ def approve(
     if not as_json:
         next_step = command_line("payouts", "status", approved.id, "--send", *service.flags)
         say("payouts approve", f"a dispatcher of your program sends them, or: {next_step}")
+
+
+@add_command(payouts_app, "retry")
+@with_service()
+def retry(*, id: Id, by: By, as_json: AsJSON = False, service: Service) -> None:
+    """Propose the payouts of a batch that failed once more, for another person to approve. Sends nothing.
+
+    Looks their transactions up first. Says which payouts are left out, and why. Asked again, it shows the same retry.
+    """
+    batch = run_with_service(lambda client: client.payouts.retry(id, by=by), service, command="payouts")
+    _print(batch, as_json=as_json)
+    if not as_json:
+        _say_approve("payouts retry", batch, service)
 
 
 @add_command(payouts_app, "cancel")
@@ -276,10 +288,10 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
     if paused is not None and _open(batch):
         say("payouts", f"stopped: {paused}; {next(iter(left()))} --resume")
         raise typer.Exit(ExitCode.NOT_FINAL)
-    _require_paid(batch)
+    _require_paid(batch, service)
 
 
-def _require_paid(batch: PayoutBatch) -> None:
+def _require_paid(batch: PayoutBatch, service: Service) -> None:
     """Exit with the code of a batch that is not paid as a whole."""
     words = _count(batch)
     if words.get("unknown"):
@@ -287,6 +299,9 @@ def _require_paid(batch: PayoutBatch) -> None:
         raise typer.Exit(ExitCode.UNRESOLVED)
     if _open(batch) or words.get("not sent"):
         raise typer.Exit(ExitCode.NOT_FINAL)
+    if words.get("failed"):
+        next_step = command_line("payouts", "retry", batch.id, "--by", "NAME", *service.flags)
+        say("payouts", f"once the reason is gone, those that failed go again by: {next_step}")
     if words.get("paid", 0) < batch.lines:
         raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
 
@@ -338,6 +353,11 @@ def _describe(batch: PayoutBatch, stats: DispatcherStats) -> str:
     return ", ".join([f"{sent:,} of {batch.lines:,} sent", *counts])
 
 
+def _say_approve(command: str, batch: PayoutBatch, service: Service) -> None:
+    next_step = command_line("payouts", "approve", batch.id, "--by", "NAME", *service.store_flags)
+    say(command, f"nothing is sent; another person approves it: {next_step}")
+
+
 def _print(batch: PayoutBatch, *, as_json: bool) -> None:
     if as_json:
         output.print_json(output.plain(batch, unmasked=False))
@@ -351,6 +371,7 @@ def _facts(batch: PayoutBatch) -> dict[str, str | None]:
     return {
         "batch": batch.id,
         "name": batch.name,
+        "retry of": batch.retry_of,
         "state": batch.state,
         "payouts": f"{batch.lines:,}",
         "total": output.money(batch.total),
@@ -358,6 +379,7 @@ def _facts(batch: PayoutBatch) -> dict[str, str | None]:
         **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
         "payments": _states(batch),
         **_notes(batch.duplicates, batch.warnings),
+        **{f"line {line}": f"left out: {reason}" for line, reason in batch.left_out.items()},
     }
 
 

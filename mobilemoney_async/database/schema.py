@@ -112,6 +112,8 @@ payments: sa.Table = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, default=0),
     *_columns(sa.Text, "extra", "batch"),
     sa.Column("line", sa.Integer),
+    # The payment that a retry has made in its place, and the one in whose place it was made: `payments.payout_retry`.
+    *_columns(sa.Text, "next_key", "previous_key"),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
     # At most one payment of a kind that stops the others, and all that have no known transaction.
@@ -184,8 +186,8 @@ retries: sa.Table = sa.Table(
     sa.Column("error", sa.Text),
 )
 
-# Batches of payouts that one person proposes and another approves, and their lines until then. `info` has the other
-# columns of a line, as JSON.
+# Batches of payouts that one person proposes and another approves, and their lines. `parent` is the batch that a retry
+# pays again, and `previous_key` the payment that a line of a retry replaces. `info` has the other columns, as JSON.
 batches: sa.Table = sa.Table(
     "mobilemoney_batches",
     METADATA,
@@ -195,7 +197,9 @@ batches: sa.Table = sa.Table(
     sa.Column("proposed_at", UTCDateTime, nullable=False),
     *_columns(sa.Text, "approved_by", "cancelled_by"),
     *_columns(UTCDateTime, "approved_at", "cancelled_at"),
+    sa.Column("parent", sa.Text),
     sa.Index("mobilemoney_batches_proposed", "account", "proposed_at"),
+    sa.Index("mobilemoney_batches_parent", "account", "parent"),
 )
 
 batch_lines: sa.Table = sa.Table(
@@ -204,7 +208,7 @@ batch_lines: sa.Table = sa.Table(
     *_columns(sa.Text, "account", "batch", primary_key=True),
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
     *_columns(sa.Text, "key", "phone_number", "amount", nullable=False),
-    sa.Column("info", sa.Text),
+    *_columns(sa.Text, "info", "previous_key"),
 )
 
 # Transactions of the service that no payment owned when a list showed them, until a payment owns them or someone

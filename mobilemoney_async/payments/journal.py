@@ -396,6 +396,7 @@ class Journal:
                 self._change(row.key, reason_columns(changed))
                 if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
                     self.stop(row, {"stops_kind": True})  # money may have moved after all
+                    self._cancel_retry(row, source=source, at=at)
             entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
             return self._contradict(entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}
@@ -431,6 +432,15 @@ class Journal:
         self._change(record.key, {**values, **reason_columns(None)})
         change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
         self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}")
+
+    def _cancel_retry(self, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
+        """Take a payment out of the queue that a retry has made in place of another one, which was paid after all."""
+        later: sa.Row[Any] | None = row
+        while later is not None and later.next_key is not None:
+            later = self.row(later.next_key, lock=True)
+        if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
+            said = f"payment {row.key!r}, which it repeats, has turned to SUCCESS"
+            self.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=said))
 
     def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
         """Note, once, why a payment is not final though its transaction is, and return the error for it."""

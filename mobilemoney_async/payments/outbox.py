@@ -79,6 +79,7 @@ class QueueOptions:
         priority: Higher ones are sent first.
         batch: The batch that it is a line of, or None.
         line: The line, from 1, or None.
+        previous_key: The payment that it is made in place of, as the retry of a batch, or None.
     """
 
     extra: str | None = None
@@ -87,6 +88,7 @@ class QueueOptions:
     priority: int = 0
     batch: str | None = None
     line: int | None = None
+    previous_key: str | None = None
 
 
 def read_order(
@@ -158,7 +160,9 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         return record
     _require_active(journal)
     journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
-    return to_record(journal.update(record.key, {"phone_number": request.phone_number, **attrs.asdict(options)}))
+    # Whatever asks for it again, a payment stays the one that a retry has made in place of another.
+    again = attrs.asdict(options, filter=lambda field, _: field.name != "previous_key")
+    return to_record(journal.update(record.key, {"phone_number": request.phone_number, **again}))
 
 
 @functools.cache

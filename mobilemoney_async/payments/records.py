@@ -119,6 +119,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.NOT_SENT, _E.ENQUEUE): _S.QUEUED,
     (_S.REFUSED, _E.ENQUEUE): _S.QUEUED,
     (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
+    (_S.REFUSED, _E.CANCEL): _S.CANCELLED,  # its payout is made under another key
     (_S.QUEUED, _E.WITHDRAW): _S.NOT_SENT,
     (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.SENDING, _E.REFUSE): _S.REFUSED,

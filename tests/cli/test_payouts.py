@@ -82,6 +82,23 @@ def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path,
     assert clean.exit_code == 0 and "nothing differs" in clean.stdout
 
 
+@pytest.mark.costly("no quick test retries a batch from the command line")
+def test_what_failed_goes_again_once_another_person_approves_it(shop: Path, sandbox: Sandbox) -> None:
+    """The command says what is left out; asked again, it shows the same retry."""
+    batch = propose()
+    sent = run("payouts", "approve", batch, "--by", "Juma", "--send", answer="y\n")
+    assert f"mobilemoney payouts retry {batch} --by NAME" in sent.stderr
+    shown = run("payouts", "retry", batch, "--by", "Asha")
+    assert shown.exit_code == 0, shown.stderr
+    assert re.search(f"^retry of +{batch}$", shown.stdout, re.MULTILINE) and "payouts approve" in shown.stderr
+    again = json.loads(run("payouts", "retry", batch, "--by", "Neema", "--json").stdout)
+    assert (again["retry_of"], again["lines"], again["proposed_by"]) == (batch, 1, "Asha")
+    run("payouts", "approve", again["id"], "--by", "Juma", "--send", answer="y\n")
+    assert len(sandbox.transactions) == 4
+    unsent = run("payouts", "retry", propose("--name", "x"), "--by", "Asha")
+    assert (unsent.exit_code, unsent.stderr.count("\n")) == (1, 1) and "was not approved" in unsent.stderr
+
+
 @pytest.mark.slow
 def test_lines_to_look_at_are_shown_by_each_step(shop: Path) -> None:
     """One number in two lines, whatever the amounts, and one that a spreadsheet has rounded."""

@@ -72,6 +72,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     PaymentState.REFUSED: {
         PaymentEvent.ENQUEUE: PaymentState.QUEUED,
         PaymentEvent.SEND: PaymentState.SENDING,
+        PaymentEvent.CANCEL: PaymentState.CANCELLED,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
         PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
         PaymentEvent.DOUBT: PaymentState.UNKNOWN,
