@@ -378,6 +378,7 @@ def _facts(batch: PayoutBatch) -> dict[str, str | None]:
         "digest": batch.digest,
         **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
         "payments": _states(batch),
+        "note": batch.repeats,
         **_notes(batch.duplicates, batch.warnings),
         **{f"line {line}": f"left out: {reason}" for line, reason in batch.left_out.items()},
     }

@@ -86,6 +86,8 @@ class PayoutBatch(Data):
         warnings: Of a proposed batch, and of the one that `approve` returns: what else to check, by line. Several lines
             pay one number, or a number ends in 000000, as a spreadsheet may have rounded it. Nothing is stopped.
         states: Of an approved one: the number of lines in each state, as of a line's ``state``.
+        repeats: Of a proposed one: a sentence if lines have payments already, as of a file that was proposed before:
+            they are not paid again. Or None.
         retry_of: Of a retry: the batch whose lines are paid again, or None.
         left_out: Of a proposed retry: why other lines of that batch, which it has not paid, are not in it, by line.
     """
@@ -105,6 +107,7 @@ class PayoutBatch(Data):
     duplicates: Mapping[int, str] = attrs.field(factory=dict)
     warnings: Mapping[int, str] = attrs.field(factory=dict)
     states: Mapping[str, int] = attrs.field(factory=dict)
+    repeats: str | None = None
     retry_of: str | None = None
     left_out: Mapping[int, str] = attrs.field(factory=dict)
 

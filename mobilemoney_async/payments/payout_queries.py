@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -19,7 +20,7 @@ from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payout_rows import PayoutRow, digest, total_of, warnings_of
 from mobilemoney_async.payments.queries import chunks
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentState, move
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
@@ -110,9 +111,14 @@ def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
     row = find_row(journal, id)
     if row.state != PROPOSED:
         return to_batch(journal, row)
-    lines = find_lines(journal, id)
-    noted = {"duplicates": _duplicates(journal, id, lines, now), "warnings": find_warnings(lines)}
-    return to_batch(journal, row, **noted, left_out=_left_out(journal, row, lines))
+    lines, used = find_lines(journal, id), find_payments(journal, id)
+    return attrs.evolve(
+        to_batch(journal, row),
+        duplicates=_duplicates(journal, lines, used, now),
+        warnings=find_warnings(lines),
+        repeats=_repeats(journal, row, used),
+        left_out=_left_out(journal, row, lines),
+    )
 
 
 def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, list[sa.Row[Any]]]:
@@ -174,7 +180,7 @@ def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
     return warnings_of((each.line, each.phone_number) for each in lines)
 
 
-def to_batch(journal: Journal, row: sa.Row[Any], **noted: Mapping[int, str]) -> PayoutBatch:
+def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:
     """Return the batch that a row holds."""
     return PayoutBatch(
         id=row.id,
@@ -190,7 +196,6 @@ def to_batch(journal: Journal, row: sa.Row[Any], **noted: Mapping[int, str]) -> 
         lines=row.lines,
         total=load_amount(row.total),
         retry_of=row.parent,
-        **noted,
         states={} if row.approved_at is None else count_states(journal, row.id),
     )
 
@@ -211,9 +216,25 @@ def line_state(row: sa.Row[Any]) -> str:
     return str(row.status if row.state == PaymentState.FINAL else row.state)
 
 
-def _duplicates(journal: Journal, id: str, lines: Sequence[sa.Row[Any]], now: datetime) -> Mapping[int, str]:
+def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any]]) -> str | None:
+    """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
+    kept = [row for row in used.values() if move(PaymentState(row.state), PaymentEvent.ENQUEUE) is None]
+    if not kept:
+        alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
+        twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)
+        other = journal.connection.execute(twin).scalar_one_or_none()
+        return other and f"batch {other} has the same content: each line is paid once, whichever of them is approved"
+    states = Counter(map(line_state, kept))
+    counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
+    ((source, _),) = Counter(row.batch for row in kept).most_common(1)
+    return f"{said}; retry batch {source} to pay its failed lines again" if source else said
+
+
+def _duplicates(
+    journal: Journal, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
+) -> Mapping[int, str]:
     """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
-    used = find_payments(journal, id)
     found: dict[int, str] = {}
     first: dict[tuple[str, ...], int] = {}
     recent = _recent(journal, {each.phone_number for each in lines}, now)
@@ -224,10 +245,11 @@ def _duplicates(journal: Journal, id: str, lines: Sequence[sa.Row[Any]], now: da
         if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
-            is_over = (
-                own.state in {PaymentState.CANCELLED, PaymentState.FINAL} and own.status != TransactionStatus.SUCCESS
-            )
-            said = "it is not made again; other content, or another key, is" if is_over else "it is made once"
+            said = "it is made once"
+            if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
+                said = "it is not made again, but by a retry of its batch"
+            elif own.state == PaymentState.CANCELLED:
+                said = "it is not made again; other content, or another key, is"
             found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {said}"
         elif earlier != each.line:
             found[each.line] = f"line {earlier} pays the same amount to the same number"

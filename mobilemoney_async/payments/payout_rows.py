@@ -20,6 +20,7 @@ from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.payments.spreadsheet import SIGNATURE, OddCell, read_sheet
 from mobilemoney_async.values import (
     can_encode,
+    csv_cell,
     normalise_amount,
     normalise_phone_number,
     number_advice,
@@ -310,19 +311,35 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
     missing = [name for name in _NEEDED if name not in row]
     if missing:
         raise InvalidRequest(f"has no {missing[0]}", argument="rows")
-    key = row.get("key")
     return PayoutRow(
         line=line,
-        key=None if key is None or key == "" else require_key("key", key),
+        key=_read_key(row),
         phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
         amount=_read_amount(row["amount"]),
         info=_read_info(row),
     )
 
 
+def _is_report(row: Mapping[Any, Any]) -> bool:
+    """Return whether a row is of our own report: only its key, number and amount are read, and columns of the user."""
+    return row.keys() >= {*_OF_REPORT}
+
+
+def _read_key(row: Mapping[Any, Any]) -> str | None:
+    key = row.get("key")
+    if key is None or key == "":
+        return None
+    plain = key.removeprefix("'").replace(";'", ";") if _is_report(row) and isinstance(key, str) else key
+    if plain != key and csv_cell(plain) == key:  # another key would pay again
+        problem = "key may have got an apostrophe from the report: write it as it was, without the report's columns"
+        raise InvalidRequest(problem, argument="key")
+    return require_key("key", key)
+
+
 def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     """Return the other columns of a row."""
-    others = [(name, value) for name, value in row.items() if name and name not in {"key", *_NEEDED}]
+    known = {"key", *_NEEDED, *(_OF_REPORT if _is_report(row) else ())}
+    others = [(name, value) for name, value in row.items() if name and name not in known]
     try:
         info = {str(name): "" if value is None else str(value) for name, value in others}
     except ValueError:  # an int of more digits than Python writes

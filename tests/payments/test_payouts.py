@@ -75,15 +75,22 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
 
 async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
     """Its duplicates are shown; approving it again finds the payments of the first time."""
-    world = make_world(store_url)
+    world, first = make_world(store_url), ""
     async with world.client() as client:
         for _ in range(2):
             batch = await client.payouts.propose(io.StringIO(FILE), name="salaries", by="Asha")
             await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+            first = first or batch.id
             async with client.dispatcher():
                 await anyio.sleep(10)
         again = await client.payouts.propose(FILE, name="other name", by="Asha")
         assert set(again.duplicates) == {2, 3} and "this very payment" in again.duplicates[2]
+        kept = "2 of 2 lines keep their payments (2 ACKNOWLEDGED), and are not paid again"
+        assert again.repeats == f"{kept}; retry batch {first} to pay its failed lines again"
+        third = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
+        fourth = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
+        assert third.repeats is None
+        assert fourth.repeats is not None and f"batch {third.id} has the same content" in fourth.repeats
         other = await client.payouts.propose(FILE.replace("E1", "E7"), name="other content", by="Asha")
         assert "same amount to the same number" in other.duplicates[3]
     assert world.sent == 2
@@ -386,6 +393,35 @@ async def test_a_spreadsheet_runs_nothing_of_a_report(store_url: str) -> None:
         assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
         with pytest.raises(InvalidRequest, match="format"):
             await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+async def test_a_report_is_proposed_as_it_is_and_pays_nothing_twice(sqlite_file_url: str, format: Any) -> None:
+    """Its own columns are known, lines keep their keys, and the columns of the file come back once more."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        async with client.dispatcher():
+            await anyio.sleep(10)
+        text = await client.payouts.report(batch.id, format)
+        again = await client.payouts.propose(json.loads(text) if format == "json" else text, name="x", by="Asha")
+        assert again.repeats is not None and again.repeats.startswith("2 of 2 lines keep their payments")
+        await client.payouts.approve(again.id, by="Juma", digest=again.digest)
+        before, after = [await client.payouts.report(each.id) for each in (batch, again)]
+        assert [line.key for line in after] == [line.key for line in before]
+        assert [dict(line.info) for line in after] == [{"employee": "E1"}, {"employee": "E2"}]
+        assert len(await client.payments.list()) == 2
+
+
+def test_a_key_to_which_a_report_may_have_added_an_apostrophe_is_refused() -> None:
+    """The key without it, and the key with it, are two payments."""
+    head = "line,key,phone_number,amount,state,transaction_id,fee,reason,warning\n"
+    for key in ("'=1+1", "a;'=1"):
+        with pytest.raises(InvalidRequest, match="line 2: key may have got an apostrophe"):
+            read_rows(f"{head}2,{key},+255681234501,5,FAILED,,,,\n")
+    (row,) = read_rows(f"{head}2,it's,+255681234501,5,FAILED,,,,\n")
+    assert (row.key, dict(row.info)) == ("it's", {})
 
 
 async def test_a_line_that_someone_has_edited_is_an_error_of_ours(store_url: str) -> None:
