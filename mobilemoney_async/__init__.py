@@ -10,6 +10,7 @@ if _typing.TYPE_CHECKING:
     from mobilemoney_async.calls.retry import RetryPolicy
     from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
     from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
     from mobilemoney_async.contract.converter import converter
     from mobilemoney_async.contract.endpoints import Effect, Priority
     from mobilemoney_async.contract.limits import Schedule
@@ -36,6 +37,7 @@ if _typing.TYPE_CHECKING:
         InvalidRequest,
         InvalidToken,
         InvalidTransactionId,
+        LimitExceeded,
         MobileMoneyError,
         NoSuchMerchant,
         OutcomeUnknown,
@@ -80,6 +82,7 @@ __all__ = [
     "AuthenticationError",
     "ConnectionFailed",
     "Difference",
+    "DisbursementLimits",
     "DuplicateSuspected",
     "Effect",
     "Erasure",
@@ -91,6 +94,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidToken",
     "InvalidTransactionId",
+    "LimitExceeded",
     "LoginAuth",
     "LoginResult",
     "Lookup",
@@ -143,6 +147,7 @@ _HOMES = {
     "calls.retry": "RetryPolicy",
     "calls.tokens": "LoginAuth TokenAuth TokenSource",
     "client": "AsyncClient",
+    "configuration.disbursement_limits": "DisbursementLimits",
     "contract.converter": "converter",
     "contract.endpoints": "Effect Priority",
     "contract.limits": "Schedule",

@@ -31,11 +31,13 @@ from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
+from mobilemoney_async.resources.recent_disbursements import RecentDisbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
 from mobilemoney_async.values import hide, refuse, require_integer, require_seconds
@@ -99,6 +101,8 @@ class AsyncClient:
             Once any of the request may have arrived, it must not raise a connect error.
         http_client: An httpx client of yours (or httpx2's), never closed by us; it keeps no cookies of the service. Not
             together with `transport`; what it must not do is the same.
+        disbursement_limits: Amounts that disbursements must not exceed: `DisbursementLimits`. With a store, all
+            processes with these limits count together.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
             harm nothing.
         utcnow: The wall clock: returns an aware UTC datetime. By default the host's; with a store in PostgreSQL the
@@ -128,6 +132,7 @@ class AsyncClient:
         store: SQLStore | str | None = None,
         transport: HTTPTransport | None = None,
         http_client: HTTPClient | None = None,
+        disbursement_limits: DisbursementLimits | None = None,
         on_event: Handler | None = None,
         utcnow: Callable[[], datetime] | None = None,
         **unknown: Never,
@@ -138,6 +143,8 @@ class AsyncClient:
         limiter = check_limiter(rate_limiter)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of one event", on_event)
+        self._limits = check_limits(disbursement_limits)
+        self._recent = None if self._limits is None else RecentDisbursements(self._limits)
         self._owns_wire = True
         wire = Wire(base_url, transport, http_client)
         self._store: AccountStore | None = None
@@ -172,7 +179,7 @@ class AsyncClient:
             recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
             pipeline.admission = recovery.binding if recovery.binding.has_vault else None
             reconciler = Reconciler(self._store, pipeline)
-            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
+            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery, self._limits)
             self._recovery = recovery
             self._payments = Payments(
                 self._store,
@@ -185,7 +192,7 @@ class AsyncClient:
             if pipeline.observer is None and self._store.sole_writer is not False:
                 pipeline.observer = UnclaimedObserver(self._store, recovery.binding, pipeline)
         self.collections = Collections(pipeline, self._idempotent_creates)
-        self.disbursements = Disbursements(pipeline, self._idempotent_creates)
+        self.disbursements = Disbursements(pipeline, self._idempotent_creates, self._recent)
         self.transactions = Transactions(pipeline)
         self.users = Users(pipeline)
 
@@ -218,8 +225,9 @@ class AsyncClient:
             from mobilemoney_async.payments.store import SQLStore
 
             options["store"] = SQLStore(found.store, found.account, key=found.store_key)
-        if found.timeout is not None:
-            options.setdefault("timeout", found.timeout)
+        for name, value in (("timeout", found.timeout), ("disbursement_limits", found.disbursement_limits)):
+            if value is not None:
+                options.setdefault(name, value)
         return cls(found.base_url, **options)
 
     def with_options(
@@ -251,6 +259,7 @@ class AsyncClient:
         client = object.__new__(type(self))
         client._owns_wire = False
         client._store, client._is_attached = self._store, False
+        client._limits, client._recent = self._limits, self._recent
         client._assemble(attrs.evolve(self._pipeline, options=options), self._recovery)
         return client
 
@@ -279,7 +288,7 @@ class AsyncClient:
         from mobilemoney_async.payments.payouts import Payouts
 
         pipeline = self._pipeline
-        return Payouts(self._store, pipeline.utcnow, self.transactions.get_many, pipeline.on_event)
+        return Payouts(self._store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
 
     async def request(
         self,

@@ -18,6 +18,7 @@
     │   └─ ServerError
     ├─ NoSuchMerchant                      no merchant of an account, said by a function of yours
     ├─ OutcomeUnknown                      a create with an unknown result
+    ├─ LimitExceeded                       a disbursement above a limit of yours
     ├─ WaitTimeout (TimeoutError)          a payment that is not final in time
     └─ StoreError                          a failure or a refusal of the store
         ├─ InvalidCursor
@@ -37,6 +38,7 @@ from mobilemoney_async.text import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from decimal import Decimal
 
 CallOutcome: TypeAlias = Literal["not_sent", "refused", "unknown"]
 """Result of the request behind an error: it never left this machine, was refused by the service, or is unknown."""
@@ -266,6 +268,26 @@ class OutcomeUnknown(MobileMoneyError):
     def __init__(self, message: str, *, idempotency_key: str, sent_at: datetime) -> None:
         super().__init__(message, idempotency_key=idempotency_key)
         self.sent_at = sent_at
+
+
+class LimitExceeded(MobileMoneyError):
+    """Disbursement, or batch of payouts, above one of your `DisbursementLimits`. Nothing was sent or queued.
+
+    Attributes:
+        limit: The limit: ``per_payment``, ``per_recipient_a_day`` or ``per_day``.
+        most: Its amount, whole TZS.
+        left: How much of it is left: a smaller disbursement would be sent. More is left as earlier ones get older than
+            24 hours.
+    """
+
+    outcome: CallOutcome = "not_sent"
+
+    def __init__(self, what: str, *, limit: str, most: Decimal, spent: Decimal) -> None:
+        self.limit = limit
+        self.most = most
+        self.left: Decimal = max(most - spent, most - most)
+        said = f"{what} exceeds {limit} of the disbursement limits, {most:,f} TZS"
+        super().__init__(f"{said}: {self.left:,f} TZS are left; nothing was sent")
 
 
 class WaitTimeout(MobileMoneyError, TimeoutError):

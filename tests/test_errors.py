@@ -22,6 +22,7 @@ from mobilemoney_async import (
     InvalidRequest,
     InvalidToken,
     InvalidTransactionId,
+    LimitExceeded,
     MobileMoneyError,
     Network,
     NoSuchMerchant,
@@ -91,6 +92,7 @@ ERRORS: list[MobileMoneyError] = [
     DuplicateSuspected("it may be made already", transaction_id="t-1"),
     AccountSuspended("the account is suspended", state="SUSPENDED", note="it has left"),
     NoSuchMerchant(),
+    LimitExceeded("a disbursement", limit="per_day", most=Decimal(10), spent=Decimal(4)),
 ]
 
 
@@ -163,6 +165,7 @@ TREE: dict[type[MobileMoneyError], tuple[type[BaseException], ...]] = {
     DuplicateSuspected: (StoreError,),
     AccountSuspended: (StoreError,),
     NoSuchMerchant: (MobileMoneyError,),
+    LimitExceeded: (MobileMoneyError,),
 }
 
 
@@ -188,6 +191,7 @@ def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
         DuplicateSuspected: "not_sent",
         AccountSuspended: "not_sent",
         NoSuchMerchant: "not_sent",
+        LimitExceeded: "not_sent",
     }
     expected = exceptions.get(type(error), "refused" if isinstance(error, APIError) else "unknown")
     assert type(error).outcome == expected

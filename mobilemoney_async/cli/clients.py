@@ -86,6 +86,7 @@ def open_client(settings: Settings, **options: Any) -> AsyncClient:
         options["store"] = open_store(settings)
     if settings.timeout is not None:
         options.setdefault("timeout", settings.timeout)
+    options.setdefault("disbursement_limits", settings.disbursement_limits)
     return AsyncClient(settings.base_url, **options)
 
 

@@ -81,6 +81,7 @@ ADVICE: dict[type, str] = {
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
     errors.AccountSuspended: "it pays again after mobilemoney accounts resume",
+    errors.LimitExceeded: "pay less, or later, or change disbursement_limits of the profile",
     errors.TransportError: _FIND_CAUSE,
 }
 """Next steps after an error of a class, or of its nearest base class."""

@@ -254,9 +254,10 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     async def with_store(store: AccountStore) -> T:
         from mobilemoney_async.payments.payouts import Payouts
 
-        return await work(Payouts(store, store.database.wall_clock.utcnow))
+        return await work(Payouts(store, store.database.wall_clock.utcnow, settings.disbursement_limits))
 
-    return run_with_account("payouts", with_store, find_store(service), makes_file=makes_file)
+    settings = find_store(service)
+    return run_with_account("payouts", with_store, settings, makes_file=makes_file)
 
 
 def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> None:

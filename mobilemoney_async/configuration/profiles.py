@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, require_bearer, require_seconds, require_text
 
@@ -19,9 +20,9 @@ FILE_NAME = "mobilemoney.toml"
 
 # A line's dots bound the parts of a dotted key: reading one of n parts takes tomllib n² steps.
 _MAX_BYTES, _MAX_DOTS = 64 * 1024, 100
-_SECRETS = ("token", "password")
+_SECRETS, _LIMITS = ("token", "password"), "disbursement_limits"
 _FILES = ("token_file", "password_file", "store_key_file")
-_KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production", "local_numbers")
+_KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production", "local_numbers", _LIMITS)
 # Of each group, one is enough.
 _ALTERNATIVES = (("token", "token_file", "email"), ("password", "password_file"), ("store_key", "store_key_file"))
 _ENVIRONMENT = "environment"
@@ -266,6 +267,16 @@ def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], prefix: st
             raise invalid(f"{prefix}{key}", f"there is no such key; known are {', '.join(known)}")
 
 
+def _check_limits(value: object) -> DisbursementLimits:
+    names = [each.name for each in attrs.fields(DisbursementLimits)]
+    if not isinstance(value, dict) or not value or not {*value} <= {*names}:
+        raise invalid(_LIMITS, f"must be a table of {', '.join(names)}, whole TZS")
+    try:
+        return DisbursementLimits(**value)
+    except InvalidRequest as exc:
+        raise invalid(f"{_LIMITS}.{exc.argument}", exc.problem) from None
+
+
 def _check_value(key: str, value: object, folder: Path) -> Any:
     if key in {"production", "local_numbers"}:
         if not isinstance(value, bool):
@@ -273,6 +284,8 @@ def _check_value(key: str, value: object, folder: Path) -> Any:
         return value
     if key == "timeout":
         return require_seconds(key, value)
+    if key == _LIMITS:
+        return _check_limits(value)
     text = require_text(key, value)
     if key in _SECRETS:
         return Secret(text)

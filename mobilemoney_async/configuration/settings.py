@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.configuration.profiles import Profiles, Source, invalid, read_environment, read_profiles
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, require_name
@@ -45,6 +46,7 @@ class Settings:
         store_key: Encrypts the login token in the store.
         account: The account of the payments, in a store of several merchants.
         timeout: Of one attempt, seconds; None for the client's default.
+        disbursement_limits: Limits of what is sent, or None.
         local_numbers: Whether commands read numbers without their country code as Tanzanian.
         is_chosen: Whether the user named the profile or the URL; False if the sandbox is only the default.
         sources: The source of each setting, by the attribute's name: for messages, never secret.
@@ -61,6 +63,7 @@ class Settings:
     account: str = "default"
     timeout: float | None = None
     local_numbers: bool = False
+    disbursement_limits: DisbursementLimits | None = None
     config: Path | None = None
     secret_files: tuple[Path, ...] = ()
     is_chosen: bool = True

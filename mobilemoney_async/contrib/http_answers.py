@@ -40,6 +40,7 @@ _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...]
     (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
     (errors.AccountSuspended, 403, "This merchant takes no payments now.", None),
+    (errors.LimitExceeded, 422, f"This amount cannot be paid out now.{_NOTHING}", None),
     (errors.StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
     (errors.RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
     (errors.TransactionNotFound, 404, "There is no such payment.", None),

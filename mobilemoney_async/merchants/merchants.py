@@ -30,6 +30,7 @@ from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import AccountsCounted, MerchantSuspended, emit
 from mobilemoney_async.payments.account_status import AccountState, AccountStatus
@@ -98,6 +99,8 @@ class Merchants:
         retry: As for `AsyncClient`.
         transport: ``"aiohttp"``, as for `AsyncClient`; or, for tests, a function of the account that returns an httpx
             transport of its own: with a shared connection, a surplus answer could reach the wrong merchant.
+        disbursement_limits: As for `AsyncClient`, the same for each account; or a function of the account that returns
+            its own, or None, such as ``limits_by_account.get``. It is called when the account's client is made.
         on_event: Called with the account and each event; otherwise as for `AsyncClient`.
         utcnow: As for `AsyncClient`.
 
@@ -116,6 +119,7 @@ class Merchants:
         deadline: float | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
         transport: MerchantTransport | None = None,
+        disbursement_limits: DisbursementLimits | Callable[[str], DisbursementLimits | None] | None = None,
         on_event: Callable[[str, Event], object] | None = None,
         utcnow: Callable[[], datetime] | None = None,
     ) -> None:
@@ -129,6 +133,7 @@ class Merchants:
             raise refuse("transport", '"aiohttp" or a function of the account', transport)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of the account and one event", on_event)
+        self._limits = disbursement_limits if callable(disbursement_limits) else check_limits(disbursement_limits)
         self._base_url = base_url
         self._store = store if callable(store) else as_store(store)
         self._auth = auth
@@ -339,6 +344,7 @@ class Merchants:
             deadline=self._deadline,
             store=store,
             transport=transport(account) if callable(transport) else transport,
+            disbursement_limits=self._limits(account) if callable(self._limits) else self._limits,
             on_event=None if self._on_event is None else partial(self._on_event, account),
             utcnow=utcnow,
         )

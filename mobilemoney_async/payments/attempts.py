@@ -16,6 +16,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.threads import clock_stands_still
@@ -30,6 +31,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
 
@@ -81,12 +83,13 @@ class RecordedAttempts:
     is_queued: bool = False
     asked_at: datetime | None = None  # as of `withdrawal`
     is_current: Callable[[], bool] = lambda: True
+    limits: DisbursementLimits | None = None
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
 
         Returns the seconds from this call after which it may not be sent any more, since other processes may count it
-        as lost. After a `StoreError` nothing may be sent.
+        as lost. After a `StoreError`, and a `LimitExceeded`, nothing may be sent.
         """
         if not self.is_current():
             raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
@@ -97,12 +100,15 @@ class RecordedAttempts:
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
+        check_limits = self._limit_check()
 
         def begin(journal: Journal) -> int | None:
             nonlocal waited
             # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
             waited = pace * (monotonic() - called)
             self.sent_at = sent_at = called_at + timedelta(seconds=waited)
+
+            check_limits(journal)
 
             def is_wanted(record: PaymentRecord) -> bool:
                 return withdrawal(record, sent_at, asked_at=self.asked_at) is None
@@ -118,7 +124,9 @@ class RecordedAttempts:
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
-            await self.store.write(begin, then=note, joins=self.request.key)
+            # With limits it holds the account's lock, which a shared transaction would keep for longer.
+            joins = self.request.key if self.limits is None else None
+            await self.store.write(begin, then=note, joins=joins)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -129,6 +137,16 @@ class RecordedAttempts:
         if self.attempt is None:
             raise KeyTakenError
         return waited + _MARGIN
+
+    def _limit_check(self) -> Callable[[Journal], object]:
+        """Return what raises `LimitExceeded`, in the transaction that begins the payment, if that exceeds a limit."""
+        limits, request, is_queued = self.limits, self.request, self.is_queued
+        if limits is None:
+            return lambda _: None
+        time_of = self.store.database.time_of_transaction(self.utcnow)
+        return lambda journal: require_payment_within(
+            journal, limits, request, at=time_of(journal.connection), is_queued=is_queued
+        )
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

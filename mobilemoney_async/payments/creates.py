@@ -29,6 +29,7 @@ import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Endpoint, type_created
 from mobilemoney_async.contract.models import Acknowledgement
@@ -98,7 +99,15 @@ class _Progress:
 class IdempotentCreates:
     """Creates of one client under idempotency keys."""
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        store: AccountStore,
+        pipeline: Pipeline,
+        reconciler: Reconciler,
+        recovery: Recovery,
+        limits: DisbursementLimits | None = None,
+    ) -> None:
+        self._limits = limits
         self._store = store
         self._deadline = pipeline.options.deadline
         # The deadline is kept here: there is more to wait for than the call.
@@ -124,6 +133,7 @@ class IdempotentCreates:
             IdempotencyConflict: The key was used for another payment; nothing was sent.
             DuplicateSuspected: A payment of the same kind is unidentified; nothing was sent.
             AccountSuspended: The account is suspended or removed; nothing was sent.
+            LimitExceeded: A disbursement exceeds a limit; nothing was sent.
             OutcomeUnknown: The result is unknown, of this call or of an earlier one under this key.
             StoreError: The store failed; nothing was sent.
             MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
@@ -182,6 +192,7 @@ class IdempotentCreates:
                     is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                     asked_at=progress.asked_at,
                     is_current=self._recovery.binding.is_current,
+                    limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
                 )
                 try:
                     return await self._pipeline.call(

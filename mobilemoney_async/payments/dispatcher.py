@@ -32,6 +32,7 @@ from mobilemoney_async.errors import (
     DuplicateSuspected,
     IdempotencyConflict,
     InvalidRequest,
+    LimitExceeded,
     MobileMoneyError,
     StoreError,
 )
@@ -355,7 +356,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
-        pause = _OWN_PAUSE if is_own else self._next_pause(record.type) + _OWN_PAUSE
+        pause = _OWN_PAUSE
+        if isinstance(error, LimitExceeded):
+            is_own, pause = is_own or error.limit != "per_day", _LONGEST_PAUSE
+        elif not is_own:
+            pause += self._next_pause(record.type)
 
         def put_off(journal: Journal, at: datetime) -> tuple[list[str], PaymentRecord | None]:
             late = withdraw_late(journal, at)

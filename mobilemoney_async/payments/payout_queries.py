@@ -121,6 +121,11 @@ def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
     )
 
 
+def can_queue(row: sa.Row[Any]) -> bool:
+    """Return whether an approval queues an earlier payment again."""
+    return move(PaymentState(row.state), PaymentEvent.ENQUEUE) is not None
+
+
 def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, list[sa.Row[Any]]]:
     """Return all payments of a line, oldest first, by one of their keys: each retry has made one in place of the last.
 
@@ -218,7 +223,7 @@ def line_state(row: sa.Row[Any]) -> str:
 
 def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any]]) -> str | None:
     """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
-    kept = [row for row in used.values() if move(PaymentState(row.state), PaymentEvent.ENQUEUE) is None]
+    kept = [row for row in used.values() if not can_queue(row)]
     if not kept:
         alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
         twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, overload
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import batches
@@ -20,6 +21,7 @@ from mobilemoney_async.errors import TransactionNotFound
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
+from mobilemoney_async.payments.disbursement_limits import lock_limits, require_batch_within
 from mobilemoney_async.payments.final_states import compare_final_states
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.outbox import QueueOptions, cancel_batch, enqueue_all
@@ -28,6 +30,7 @@ from mobilemoney_async.payments.payout_queries import (
     APPROVED,
     CANCELLED,
     PROPOSED,
+    can_queue,
     change_row,
     count_states,
     find_batch,
@@ -59,6 +62,7 @@ class Payouts:
 
     _store: AccountStore = attrs.field(repr=False)
     _utcnow: Callable[[], datetime] = attrs.field(repr=False)
+    _limits: DisbursementLimits | None = None
     _look_up: LookUp | None = attrs.field(default=None, repr=False)
     _on_event: Handler | None = attrs.field(default=None, repr=False)
 
@@ -109,11 +113,15 @@ class Payouts:
             StoreError: There is no such batch, it is cancelled, the digest is another one, or you have proposed it. Or
                 it is a retry, and a payment that it repeats has not failed any more.
             IdempotencyConflict: A key was used for another payment; nothing was queued.
+            LimitExceeded: The batch exceeds one of the client's `DisbursementLimits`, together with what was sent in
+                the last 24 hours, and what is queued; nothing was queued.
         """
         approver, shown = read_person(by), require_text("digest", digest).strip()
-        name, now = require_name("id", id), self._utcnow()
+        name, limits = require_name("id", id), self._limits
 
-        def approve(journal: Journal) -> PayoutBatch:
+        def approve(journal: Journal, now: datetime) -> PayoutBatch:
+            if limits is not None:
+                lock_limits(journal)
             # All batches of this content wait for each other, since they have the same keys; in one order, against
             # deadlocks.
             alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
@@ -128,17 +136,20 @@ class Payouts:
             if batch.state == CANCELLED:
                 raise nothing_changed(f"batch {id!r} was cancelled by {batch.cancelled_by}")
             if batch.state == PROPOSED:
-                lines = find_lines(journal, batch.id)
+                lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
                 replace(journal, lines, batch=batch.id, at=now)
+                if limits is not None:
+                    new = [line for line in lines if line.key not in used or can_queue(used[line.key])]
+                    require_batch_within(journal, limits, batch.id, new, at=now)
                 orders = [_order(batch.id, line) for line in lines]
-                enqueue_all(journal, orders, now, used=find_payments(journal, batch.id))
+                enqueue_all(journal, orders, now, used=used)
                 change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
             return attrs.evolve(
                 find_batch(journal, batch.id, now), warnings=find_warnings(find_lines(journal, batch.id))
             )
 
         await self._store.database.open()
-        return await self._store.write(approve)
+        return await self._store.decide(approve, self._utcnow)
 
     async def retry(self, id: str, *, by: str) -> PayoutBatch:
         """Propose the lines of a batch that failed once more, as a new batch for someone else to approve.

@@ -17,6 +17,7 @@ from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBU
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
+from mobilemoney_async.resources.recent_disbursements import LimitedAttempt, RecentDisbursements
 from mobilemoney_async.values import (
     hide,
     hide_text,
@@ -48,6 +49,7 @@ class _Creates:
 
     _pipeline: Pipeline = attrs.field(repr=False)
     _idempotent: IdempotentCreates | None = attrs.field(default=None, repr=False)
+    _recent: RecentDisbursements | None = attrs.field(default=None, repr=False)
 
     async def create(
         self,
@@ -88,6 +90,7 @@ class _Creates:
                 either. Not a failure: look before you pay again.
             APIError: The service refused. No money moved if ``is_certain``; otherwise that is not proven: look before
                 you pay again. See its subclasses.
+            LimitExceeded: A disbursement exceeds one of the client's `DisbursementLimits`; nothing was sent.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
             IdempotencyConflict: With a store: the key was used for another payment; nothing was sent.
             DuplicateSuspected: With a store: a payment of this type and amount for this phone number is unresolved
@@ -127,7 +130,8 @@ class _Creates:
 
         asked: dict[str, str] = {"type": self._type, **{name: body[name] for name in ("phone_number", "amount")}}
         sent_at, began = self._pipeline.utcnow(), anyio.current_time()
-        answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
+        counted = None if self._recent is None else LimitedAttempt(self._recent, body["phone_number"], body["amount"])
+        answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key, recorder=counted)
         problem = contradiction(answer, **asked)
         if problem is None:
             return answer

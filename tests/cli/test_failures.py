@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 import typer
@@ -45,6 +46,11 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.NoSuchMerchant(), ExitCode.ERROR, "no such merchant"),
     (of_database("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),
+    (
+        errors.LimitExceeded("it", limit="per_day", most=Decimal(9), spent=Decimal(4)),
+        ExitCode.ERROR,
+        "exceeds per_day of the disbursement limits, 9 TZS: 5 TZS are left; nothing was sent; pay less",
+    ),
     (errors.InvalidCursor("the cursor is ahead of the feed"), ExitCode.ERROR, "ahead of the feed"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.USAGE, "/x: No such file"),
     (Refused("nobody is there", ExitCode.USAGE), ExitCode.USAGE, "nobody is there"),

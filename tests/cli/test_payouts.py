@@ -99,6 +99,26 @@ def test_what_failed_goes_again_once_another_person_approves_it(shop: Path, sand
     assert (unsent.exit_code, unsent.stderr.count("\n")) == (1, 1) and "was not approved" in unsent.stderr
 
 
+@pytest.mark.costly("no quick test approves a batch under the limits of a profile")
+def test_the_limits_of_a_profile_hold_for_batches_and_single_payouts(shop: Path, sandbox: Sandbox) -> None:
+    """Nothing is queued or sent; a limit that is none is an error of the file."""
+    (shop / "mobilemoney.toml").write_text(
+        "[profiles.sandbox]\ndisbursement_limits = {per_payment = 800000}\n", "utf-8"
+    )
+    named = ("--profile", "sandbox", "--store", "sqlite:///payroll.db")
+    batch = propose(*named)
+    approved = run("payouts", "approve", batch, "--by", "Juma", *named, answer="y\n")
+    assert approved.exit_code == 1
+    assert f"line 2 of batch '{batch}' exceeds per_payment of the disbursement limits" in approved.stderr
+    assert "state     proposed" in run("payouts", "status", batch, *named).stdout
+    (shop / "mobilemoney.toml").write_text("[profiles.sandbox]\ndisbursement_limits = {per_day = 0}\n", "utf-8")
+    wrong = run("payouts", "status", *named)
+    assert wrong.exit_code == 2
+    assert "profiles.sandbox.disbursement_limits.per_day must be whole TZS above 0" in wrong.stderr
+    (shop / "mobilemoney.toml").write_text("[profiles.sandbox]\ndisbursement_limits = {day = 5}\n", "utf-8")
+    assert "must be a table of per_payment, per_recipient_a_day, per_day" in run("payouts", "status", *named).stderr
+
+
 @pytest.mark.slow
 def test_lines_to_look_at_are_shown_by_each_step(shop: Path) -> None:
     """One number in two lines, whatever the amounts, and one that a spreadsheet has rounded."""

@@ -1,0 +1,238 @@
+"""No process, batch or queue sends more than the limits, alone or together with others."""
+
+import pickle
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    AsyncClient,
+    DisbursementLimits,
+    InvalidRequest,
+    LimitExceeded,
+    Merchants,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentState,
+    PermissionDenied,
+    RetryPolicy,
+)
+from tests.payments.second_world import BOTH, DAY, World, lose_answer, make_world, number
+from tests.support.second_service import BASE_URL, TOKEN, Payment, error
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = DisbursementLimits(per_payment=1_000, per_recipient_a_day=1_500, per_day=3_000)
+ONCE = RetryPolicy(max_attempts=1)
+
+
+async def pay(client: AsyncClient, last: int, amount: int, **options: Any) -> None:
+    await client.disbursements.create(phone_number=number(last), amount=amount, **options)
+
+
+def sent(world: World) -> int:
+    """Return the sum of what may have moved money."""
+    return sum(int(each.amount) for each in world.service.payments if each.status != "FAILED")
+
+
+async def exceeds(client: AsyncClient, last: int, amount: int) -> tuple[str, int]:
+    """Return the limit that a disbursement exceeds, and what is left of it."""
+    with pytest.raises(LimitExceeded, match=f"a disbursement of {amount:,} TZS exceeds .*; nothing was sent") as raised:
+        await pay(client, last, amount)
+    assert (raised.value.outcome, raised.value.most) == ("not_sent", getattr(LIMITS, raised.value.limit))
+    assert pickle.loads(pickle.dumps(raised.value)).left == raised.value.left
+    return raised.value.limit, int(raised.value.left)
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_each_limit_holds_and_says_what_is_left(sqlite_file_url: str, has_store: bool) -> None:
+    """With a store, and without one; collections are not limited, and a day later all is left again."""
+    world = make_world(sqlite_file_url)
+    options: dict[str, Any] = {} if has_store else {"store": None}
+    async with world.client(disbursement_limits=LIMITS, **options) as client:
+        assert await exceeds(client, 1, 1_001) == ("per_payment", 1_000)
+        await pay(client, 1, 1_000)
+        assert await exceeds(client, 1, 600) == ("per_recipient_a_day", 500)
+        await pay(client.with_options(timeout=9.0), 1, 500)
+        await pay(client, 2, 1_000)
+        assert await exceeds(client, 3, 501) == ("per_day", 500)
+        await client.collections.create(phone_number=number(3), amount=9_000)
+        await anyio.sleep(DAY + 1)
+        await pay(client, 1, 1_000)
+    assert [int(each.amount) for each in world.service.payments] == [1_000, 500, 1_000, 9_000, 1_000]
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_what_may_have_moved_money_counts_and_nothing_else(store_url: str, has_store: bool) -> None:
+    """A lost answer and a soft refusal do; what was refused for certain, or never sent, does not."""
+    world = make_world(store_url)
+    answers: Mapping[int, Any] = {
+        1: (lose_answer, OutcomeUnknown),
+        2: (lambda request, payment: error(400, "SOME_LIMIT"), MobileMoneyError),
+        3: (lambda request, payment: error(403, "insufficient_permissions"), PermissionDenied),
+        4: (refuse_connection, MobileMoneyError),
+    }
+    options: dict[str, Any] = {"retry": ONCE} if has_store else {"retry": ONCE, "store": None}
+    async with world.client(disbursement_limits=LIMITS, **options) as client:
+        for last, (answer, raised) in answers.items():
+            world.service.answer_create = answer
+            with pytest.raises(raised):
+                await pay(client, last, 700)
+        world.service.answer_create = lambda request, payment: None
+        assert await exceeds(client, 1, 900) == ("per_recipient_a_day", 800)
+        assert await exceeds(client, 2, 900) == ("per_recipient_a_day", 800)
+        await pay(client, 3, 1_000)
+        assert await exceeds(client, 4, 601) == ("per_day", 600)
+
+
+def refuse_connection(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+@pytest.mark.slow
+@BOTH
+async def test_a_failed_payment_counts_no_more_once_the_store_knows(store_url: str) -> None:
+    """Another process may know it: the store does."""
+    world = make_world(store_url)
+    async with world.client(disbursement_limits=LIMITS) as client, world.client() as other:
+        await pay(client, 1, 1_000)
+        assert await exceeds(client, 1, 1_000) == ("per_recipient_a_day", 500)
+        world.service.finish(world.service.payments[0], "FAILED")
+        async with other.poller(resume=True) as poller:
+            async for _ in poller.outcomes():
+                pass
+        await pay(client, 1, 1_000)
+
+
+@BOTH
+async def test_processes_at_once_do_not_exceed_a_limit_together(store_url: str) -> None:
+    """Each sees what the others have begun, although none of it is answered yet."""
+    world = make_world(store_url)
+    world.service.answer_after = 2.0
+    refused: list[str] = []
+
+    async def try_to_pay(client: AsyncClient, last: int) -> None:
+        try:
+            await pay(client, last, 500)
+        except LimitExceeded as exc:
+            refused.append(exc.limit)
+
+    async with world.client(disbursement_limits=LIMITS) as client, world.client(disbursement_limits=LIMITS) as other:
+        async with anyio.create_task_group() as tasks:
+            for last in range(10):
+                tasks.start_soon(try_to_pay, (client, other)[last % 2], last)
+    assert (sent(world), refused) == (3_000, ["per_day"] * 4)
+
+
+@BOTH
+async def test_a_batch_that_exceeds_a_limit_cannot_be_approved(store_url: str) -> None:
+    """Nothing is queued; what other batches have queued counts, and lines that have payments count once."""
+    world = make_world(store_url)
+
+    def rows(*amounts: int, first: int = 0) -> list[dict[str, Any]]:
+        return [{"phone_number": number(first + place), "amount": amount} for place, amount in enumerate(amounts)]
+
+    async with world.client(disbursement_limits=LIMITS) as client:
+        tries = {
+            "per_payment": (rows(1, 1_001), "line 2 of"),
+            "per_recipient_a_day": ([*rows(800), *rows(701)], "line 2 of"),
+            "per_day": (rows(1_000, 1_000, 1_000, 1), "line 4 of"),
+        }
+        for limit, (lines, said) in tries.items():
+            batch = await client.payouts.propose(lines, name="x", by="Asha")
+            with pytest.raises(LimitExceeded, match=said) as raised:
+                await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+            assert raised.value.limit == limit and (await client.payouts.get(batch.id)).state == "proposed"
+        assert await client.payments.list() == []
+        for _ in range(2):  # the second one has the payments of the first
+            batch = await client.payouts.propose(rows(1_000, 1_000), name="x", by="Asha")
+            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        assert await exceeds(client, 5, 1_000 - 1 + 2) == ("per_payment", 1_000)
+        await pay(client, 5, 600)
+        assert await exceeds(client, 6, 401) == ("per_day", 400)
+        async with client.dispatcher():
+            await anyio.sleep(10)
+    assert sent(world) == 2_600
+
+
+@pytest.mark.slow
+@BOTH
+async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(store_url: str) -> None:
+    """Others go on; it is sent once older ones are a day old. A full queue does not stop itself."""
+    world = make_world(store_url)
+    async with world.client(disbursement_limits=LIMITS) as client:
+        order: dict[str, Any] = {"type": "disbursement", "amount": 800}
+        for each in range(5):
+            await client.payments.enqueue(**order, phone_number=number(each), idempotency_key=f"k{each}")
+        await client.payments.enqueue(
+            **{**order, "amount": 1_001}, phone_number=number(9), idempotency_key="big", priority=5
+        )
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(60)
+            assert sent(world) == 2_400 and "per_day" in str(dispatcher.stats.paused)
+            waiting = await client.payments.list(PaymentState.QUEUED)
+            assert {each.key: str(each.reason).split(" of the ")[0] for each in waiting if each.reason} == {
+                "big": "a disbursement of 1,001 TZS exceeds per_payment",
+                **dict.fromkeys(("k3", "k4"), "a disbursement of 800 TZS exceeds per_day"),
+            }
+        await anyio.sleep(DAY)
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(10)
+    assert sent(world) == 4_000
+
+
+@pytest.mark.slow
+@BOTH
+async def test_each_merchant_has_its_own_limits(store_url: str) -> None:
+    """A function of the account returns them, and one for all counts for each account alone."""
+    world = make_world(store_url)
+
+    async def secret(account: str) -> str:
+        return TOKEN
+
+    own = {"shop-1": DisbursementLimits(per_day=1_000), "shop-2": DisbursementLimits(per_day=2_000)}
+    for limits, allowed in ((own.get, (1_000, 2_000, 9_000)), (DisbursementLimits(per_day=3_000), (3_000,) * 2)):
+        async with Merchants(
+            BASE_URL,
+            store=store_url,
+            auth=secret,
+            transport=lambda account: world.service,
+            disbursement_limits=limits,
+            utcnow=world.utcnow,
+        ) as merchants:
+            for place, most in enumerate(allowed, 1):
+                client = await merchants.client(f"shop-{place}")
+                await anyio.sleep(DAY + 1)
+                await pay(client, place, most)
+                if most < 9_000:
+                    with pytest.raises(LimitExceeded):
+                        await pay(client, place, 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({}, "disbursement_limits must be one limit at least"),
+        ({"per_day": 0}, "per_day must be whole TZS above 0"),
+        ({"per_payment": 1.5}, "per_payment must be whole TZS"),
+        ({"per_recipient_a_day": "15,000"}, "per_recipient_a_day must be whole TZS"),
+        ({"per_day": 10**15 + 1}, "per_day must be .* at most 1,000,000,000,000,000"),
+    ],
+)
+def test_wrong_limits_are_refused(limits: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        DisbursementLimits(**limits)
+    with pytest.raises(InvalidRequest, match="disbursement_limits must be a DisbursementLimits or None"):
+        AsyncClient("https://x.example/v1", auth="t", disbursement_limits=limits)  # type: ignore[arg-type]
+
+
+def test_limits_are_amounts() -> None:
+    """As those of a payment: an int, a Decimal or digits."""
+    limits = DisbursementLimits(per_payment="5000.00", per_day=Decimal(7))
+    assert limits == DisbursementLimits(per_payment=5_000, per_recipient_a_day=None, per_day=7)
