@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -19,15 +19,16 @@ from mobilemoney_async.cli.failures import ExitCode, Refused, say
 from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
+    Unmasked,
     command_line,
     confirm_money,
     require_service,
     require_yes,
     with_service,
 )
+from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts_of, line_columns, notes_of
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
-from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.payout_batch import PayoutBatch
+from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payout_rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 
 if TYPE_CHECKING:
@@ -59,26 +60,12 @@ Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME=THEIRS,â
 _SEND = "Send what is queued in this account now, and follow the payouts, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
 Resume = Annotated[bool, typer.Option("--resume", help="With --send: go on, though the queue is paused.")]
+# Lines of a page of `payouts show`.
+_PAGE = 50
 # Seconds between two looks at the progress, and between two lines of it where there is no terminal.
 _LOOK, _LINES = 1.0, 60.0
 # Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
 _PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
-# States of a line in words, in the order of the progress; any other final state has failed.
-_WORDS = {
-    "proposed": "proposed",
-    "QUEUED": "queued",
-    "SENDING": "being sent",
-    "ACKNOWLEDGED": "accepted",
-    "SUCCESS": "paid",
-    "UNKNOWN": "unknown",
-    "ABSENT": "unknown",
-    "REFUSED": "refused",
-    "NOT_SENT": "not sent",
-    "RELEASED": "not sent",
-    "CANCELLED": "cancelled",
-    "cancelled": "cancelled",
-}
-_FAILED = "failed"
 
 
 @add_command(payouts_app, "check")
@@ -95,7 +82,7 @@ def check(file: File, *, local_numbers: LocalNumbers = False, columns: Columns =
         output.print_json(output.plain(facts, unmasked=False))
     else:
         shown = {"payouts": f"{len(rows):,}", "total": output.money(total), "digest": content}
-        output.show_facts(shown | _notes({}, warnings))
+        output.show_facts(shown | notes_of({}, warnings))
 
 
 @add_command(payouts_app, "propose")
@@ -153,7 +140,7 @@ def approve(
     settings = require_service(service.settings()) if send else None
     batch = _run(lambda payouts: payouts.get(id), service)
     if not yes:
-        output.show_facts(_facts(batch))
+        output.show_facts(facts_of(batch))
         require_yes(
             f"Do you approve {batch.lines:,} payouts of {output.money(batch.total)}?", otherwise="nothing was queued"
         )
@@ -209,7 +196,7 @@ def status(
             for each in found:
                 output.print_json_line(output.plain(each, unmasked=False))
         elif found:
-            output.show(output.new_table(_columns(), found))
+            output.show(output.new_table(batch_columns(), found))
         else:
             say("payouts status", "there are no batches")
     elif send:
@@ -219,6 +206,41 @@ def status(
         _send(id, service, as_json=as_json, resume=resume)
     else:
         _print(_run(lambda payouts: payouts.get(id), service), as_json=as_json)
+
+
+@add_command(payouts_app, "show")
+@with_service(*OF_THE_STORE)
+def show(
+    *,
+    id: Id,
+    page: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Of 50 lines.")] = 1,
+    largest: Annotated[bool, typer.Option("--largest", help="The largest lines first.")] = False,
+    unmasked: Unmasked = False,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """Show the lines of a batch, page after page, with what to look at before an approval."""
+
+    async def work(payouts: Payouts) -> tuple[PayoutBatch, Sequence[PayoutLine]]:
+        return await payouts.get(id), await payouts.report(id)
+
+    batch, lines = _run(work, service)
+    pages = max(1, -(-len(lines) // _PAGE))
+    if page > pages:
+        raise typer.BadParameter(f"the last page is {pages}", param_hint="--page")
+    if largest:
+        lines = sorted(lines, key=lambda each: (-each.amount, each.line))
+    shown = lines[(page - 1) * _PAGE : page * _PAGE]
+    if as_json:
+        for each in shown:
+            output.print_json_line(output.plain(each, unmasked=unmasked))
+        return
+    notes = {line: f"paid twice? {reason}" for line, reason in batch.duplicates.items()}
+    output.show(output.new_table(line_columns(notes, unmasked=unmasked), shown))
+    if page < pages:
+        options = ("--largest",) * largest + ("--unmasked",) * unmasked
+        next_page = command_line("payouts", "show", id, "--page", str(page + 1), *options, *service.store_flags)
+        say("payouts show", f"page {page:,} of {pages:,}; the next one: {next_page}")
 
 
 @add_command(payouts_app, "report")
@@ -294,7 +316,7 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
 
 def _require_paid(batch: PayoutBatch, service: Service) -> None:
     """Exit with the code of a batch that is not paid as a whole."""
-    words = _count(batch)
+    words = count_lines(batch)
     if words.get("unknown"):
         say("payouts", "some results are unknown: do not pay them in another way; see mobilemoney payments list")
         raise typer.Exit(ExitCode.UNRESOLVED)
@@ -335,16 +357,8 @@ def _patience(batch: PayoutBatch) -> float:
     return _PATIENCE if _open(batch) else _PATIENCE_UNKNOWN if batch.states.get("UNKNOWN") else -1.0
 
 
-def _count(batch: PayoutBatch) -> dict[str, int]:
-    """Return the number of lines in each state, in words."""
-    found = dict.fromkeys([*_WORDS.values(), _FAILED], 0)
-    for state, number in batch.states.items():
-        found[_WORDS.get(state, _FAILED)] += number
-    return {word: number for word, number in found.items() if number}
-
-
 def _describe(batch: PayoutBatch, stats: DispatcherStats) -> str:
-    words = _count(batch)
+    words = count_lines(batch)
     sent = batch.lines - words.get("queued", 0) - words.get("not sent", 0) - words.get("cancelled", 0)
     counts = [f"{words[each]:,} {each}" for each in ("paid", "failed", "refused", "unknown") if words.get(each)]
     if stats.paused is not None:
@@ -363,46 +377,4 @@ def _print(batch: PayoutBatch, *, as_json: bool) -> None:
     if as_json:
         output.print_json(output.plain(batch, unmasked=False))
     else:
-        output.show_facts(_facts(batch))
-
-
-def _facts(batch: PayoutBatch) -> dict[str, str | None]:
-    at = {"proposed": batch.proposed_at, "approved": batch.approved_at, "cancelled": batch.cancelled_at}
-    by = {"proposed": batch.proposed_by, "approved": batch.approved_by, "cancelled": batch.cancelled_by}
-    return {
-        "batch": batch.id,
-        "name": batch.name,
-        "retry of": batch.retry_of,
-        "state": batch.state,
-        "payouts": f"{batch.lines:,}",
-        "total": output.money(batch.total),
-        "digest": batch.digest,
-        **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
-        "payments": _states(batch),
-        "note": batch.repeats,
-        **_notes(batch.duplicates, batch.warnings),
-        **{f"line {line}": f"left out: {reason}" for line, reason in batch.left_out.items()},
-    }
-
-
-def _notes(duplicates: Mapping[int, str], warnings: Mapping[int, str]) -> dict[str, str]:
-    """Return what to look at before an approval, by line."""
-    noted = {line: [f"paid twice? {reason}"] for line, reason in duplicates.items()}
-    for line, reason in warnings.items():
-        noted.setdefault(line, []).append(reason)
-    return {f"line {line}": "; ".join(noted[line]) for line in sorted(noted)}
-
-
-def _states(batch: PayoutBatch) -> str:
-    return ", ".join(f"{number:,} {word}" for word, number in _count(batch).items())
-
-
-def _columns() -> tuple[Column[PayoutBatch], ...]:
-    return (
-        Column("batch", lambda each: each.id, is_id=True),
-        Column("name", lambda each: each.name, min_width=5),
-        Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
-        Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
-        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),
-        Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
-    )
+        output.show_facts(facts_of(batch))

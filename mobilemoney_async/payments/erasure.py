@@ -39,7 +39,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.account_status import AccountState, Erasure
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.payouts import PROPOSED
+from mobilemoney_async.payments.payout_queries import PROPOSED
 from mobilemoney_async.payments.queries import IS_CONTRADICTED, chunks
 from mobilemoney_async.payments.records import PaymentState, Source
 from mobilemoney_async.payments.unmatched import digest

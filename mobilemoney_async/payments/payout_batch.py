@@ -86,6 +86,10 @@ class PayoutBatch(Data):
         warnings: Of a proposed batch, and of the one that `approve` returns: what else to check, by line. Several lines
             pay one number, or a number ends in 000000, as a spreadsheet may have rounded it. Nothing is stopped.
         states: Of an approved one: the number of lines in each state, as of a line's ``state``.
+        largest: Of a proposed one: its five largest lines, the largest first.
+        new_recipients: Of a proposed one: the lines whose numbers no disbursement of the store was paid to.
+        last_total: Of a proposed one: the total of the batch that was approved last under the same name, whatever
+            its digits: that of ``salaries 2026-10`` for ``salaries 2026-11``. None if there is none, or it is a retry.
         repeats: Of a proposed one: a sentence if lines have payments already, as of a file that was proposed before:
             they are not paid again. Or None.
         retry_of: Of a retry: the batch whose lines are paid again, or None.
@@ -107,6 +111,9 @@ class PayoutBatch(Data):
     duplicates: Mapping[int, str] = attrs.field(factory=dict)
     warnings: Mapping[int, str] = attrs.field(factory=dict)
     states: Mapping[str, int] = attrs.field(factory=dict)
+    largest: tuple[PayoutLine, ...] = ()
+    new_recipients: tuple[int, ...] = ()
+    last_total: Decimal | None = None
     repeats: str | None = None
     retry_of: str | None = None
     left_out: Mapping[int, str] = attrs.field(factory=dict)

@@ -6,13 +6,12 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
@@ -24,8 +23,6 @@ from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, Paym
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
-
-_RECENT = timedelta(days=30)
 
 
 def nothing_changed(reason: str) -> StoreError:
@@ -106,21 +103,6 @@ def find_payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
     return {row.key: row for row in found if row.key is not None}
 
 
-def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
-    """Return a batch; a proposed one with what its approver should look at."""
-    row = find_row(journal, id)
-    if row.state != PROPOSED:
-        return to_batch(journal, row)
-    lines, used = find_lines(journal, id), find_payments(journal, id)
-    return attrs.evolve(
-        to_batch(journal, row),
-        duplicates=_duplicates(journal, lines, used, now),
-        warnings=find_warnings(lines),
-        repeats=_repeats(journal, row, used),
-        left_out=_left_out(journal, row, lines),
-    )
-
-
 def can_queue(row: sa.Row[Any]) -> bool:
     """Return whether an approval queues an earlier payment again."""
     return move(PaymentState(row.state), PaymentEvent.ENQUEUE) is not None
@@ -165,21 +147,6 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
     return None if chain else "it was never queued"
 
 
-def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) -> Mapping[int, str]:
-    """Return why other lines of a retry's parent that are not paid are not in it, by line."""
-    if batch.parent is None:
-        return {}
-    numbers, lines = {each.line for each in own}, find_lines(journal, batch.parent)
-    chains = find_chains(journal, (each.key for each in lines))
-    found: dict[int, str] = {}
-    for line in lines:
-        chain = chains.get(line.key, [])
-        is_paid = any(row.status == TransactionStatus.SUCCESS and row.cause is None for row in chain)
-        if line.line not in numbers and not is_paid:
-            found[line.line] = obstacle(chain) or "its transaction was not shown as failed when it was looked up"
-    return found
-
-
 def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
     """Return what to check about the phone numbers of lines, by line."""
     return warnings_of((each.line, each.phone_number) for each in lines)
@@ -219,77 +186,6 @@ def count_states(journal: Journal, id: str) -> Mapping[str, int]:
 def line_state(row: sa.Row[Any]) -> str:
     """Return the state of a payment, or of its transaction once that is final."""
     return str(row.status if row.state == PaymentState.FINAL else row.state)
-
-
-def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any]]) -> str | None:
-    """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
-    kept = [row for row in used.values() if not can_queue(row)]
-    if not kept:
-        alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
-        twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)
-        other = journal.connection.execute(twin).scalar_one_or_none()
-        return other and f"batch {other} has the same content: each line is paid once, whichever of them is approved"
-    states = Counter(map(line_state, kept))
-    counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
-    said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
-    ((source, _),) = Counter(row.batch for row in kept).most_common(1)
-    return f"{said}; retry batch {source} to pay its failed lines again" if source else said
-
-
-def _duplicates(
-    journal: Journal, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
-) -> Mapping[int, str]:
-    """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
-    found: dict[int, str] = {}
-    first: dict[tuple[str, ...], int] = {}
-    recent = _recent(journal, {each.phone_number for each in lines}, now)
-    for each in lines:
-        kind, own = (each.phone_number, each.amount), used.get(each.key)
-        earlier, other = first.setdefault(kind, each.line), recent.get(kind)
-        namesake = first.setdefault((each.phone_number,), each.line)
-        if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
-            found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
-        elif own is not None:
-            said = "it is made once"
-            if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
-                said = "it is not made again, but by a retry of its batch"
-            elif own.state == PaymentState.CANCELLED:
-                said = "it is not made again; other content, or another key, is"
-            found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {said}"
-        elif earlier != each.line:
-            found[each.line] = f"line {earlier} pays the same amount to the same number"
-        elif other is not None:
-            said = f"payment {other.key!r} of the same amount to the same number"
-            found[each.line] = f"{said} is {line_state(other)} since {other.changed_at:%Y-%m-%d}"
-        elif namesake != each.line:
-            found[each.line] = f"line {namesake} pays another amount to the same number"
-    return found
-
-
-def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
-    """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
-    columns = payments.c
-    names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
-    unmade = [str(each) for each in (PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)]
-    has_failed = (columns.state == str(PaymentState.FINAL)) & (columns.status != str(TransactionStatus.SUCCESS))
-    was_refused = (columns.state == str(PaymentState.REFUSED)) & columns.is_certain
-    recent: dict[tuple[str, str], sa.Row[Any]] = {}
-    for some in chunks(sorted(numbers)):
-        rows = journal.connection.execute(
-            sa.select(*names)
-            .where(
-                columns.account == journal.account,
-                columns.phone_number.in_(some),
-                columns.type == str(TransactionType.DISBURSEMENT),
-                columns.created_at >= now - _RECENT,
-                columns.state.not_in(unmade),
-                ~has_failed | columns.status.is_(None),
-                ~was_refused | columns.is_certain.is_(None),
-            )
-            .order_by(columns.created_at)
-        )
-        recent |= {(row.phone_number, row.amount): row for row in rows}
-    return recent
 
 
 def to_line(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warning: str | None) -> PayoutLine:

@@ -26,7 +26,6 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.payout_batch import PayoutBatch
 from mobilemoney_async.payments.payout_queries import (
     PROPOSED,
-    find_batch,
     find_chains,
     find_lines,
     find_row,
@@ -34,6 +33,7 @@ from mobilemoney_async.payments.payout_queries import (
     nothing_changed,
     obstacle,
 )
+from mobilemoney_async.payments.payout_review import find_batch
 from mobilemoney_async.payments.payout_rows import PayoutRow
 from mobilemoney_async.payments.records import PaymentEvent, PaymentState, Source
 

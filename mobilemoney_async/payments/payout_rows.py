@@ -101,7 +101,7 @@ def read_rows(rows: Rows, *, local_numbers: bool = False, columns: Mapping[str, 
         except InvalidRequest as exc:
             problems.setdefault(str(exc), []).append(line)
     if problems:
-        named = [f"{_name_lines(lines)}: {problem}" for problem, lines in problems.items()]
+        named = [f"{name_lines(lines)}: {problem}" for problem, lines in problems.items()]
         more = [f"and {len(named) - _MOST_NAMED:,} more problems"] if named[_MOST_NAMED:] else []
         raise _wrong("; ".join([*named[:_MOST_NAMED], *more]))
     if not found:
@@ -109,7 +109,7 @@ def read_rows(rows: Rows, *, local_numbers: bool = False, columns: Mapping[str, 
     return found
 
 
-def _name_lines(lines: Sequence[int]) -> str:
+def name_lines(lines: Sequence[int]) -> str:
     """Return words for ascending numbers of lines, as ``lines 2-4, 7``: an error has room for 500 characters."""
     runs: list[list[int]] = []
     for line in lines:
@@ -148,7 +148,7 @@ def warnings_of(numbers: Iterable[tuple[int, str]]) -> Mapping[int, str]:
         lines.setdefault(number, []).append(line)
     found: dict[int, list[str]] = {}
     for number, own in lines.items():
-        shared = f"{len(own):,} lines pay this number: {_name_lines(own)}" if own[1:] else ""
+        shared = f"{len(own):,} lines pay this number: {name_lines(own)}" if own[1:] else ""
         cut = f"the number ends in {_CUT}: a spreadsheet may have rounded it" if number.endswith(_CUT) else ""
         for line in own if shared or cut else ():
             found[line] = [*filter(None, (shared, cut))]

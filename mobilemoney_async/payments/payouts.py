@@ -33,7 +33,6 @@ from mobilemoney_async.payments.payout_queries import (
     can_queue,
     change_row,
     count_states,
-    find_batch,
     find_lines,
     find_payments,
     find_row,
@@ -44,6 +43,7 @@ from mobilemoney_async.payments.payout_queries import (
     to_line,
 )
 from mobilemoney_async.payments.payout_retry import find_open, make_retry, replace, transactions_of
+from mobilemoney_async.payments.payout_review import find_batch
 from mobilemoney_async.payments.payout_rows import Rows, digest, keys_of, read_rows
 from mobilemoney_async.payments.records import PaymentRequest, PaymentState
 from mobilemoney_async.resources.bulk_lookup import Lookup

@@ -110,13 +110,44 @@ def test_the_limits_of_a_profile_hold_for_batches_and_single_payouts(shop: Path,
     approved = run("payouts", "approve", batch, "--by", "Juma", *named, answer="y\n")
     assert approved.exit_code == 1
     assert f"line 2 of batch '{batch}' exceeds per_payment of the disbursement limits" in approved.stderr
-    assert "state     proposed" in run("payouts", "status", batch, *named).stdout
+    assert re.search("^state +proposed$", run("payouts", "status", batch, *named).stdout, re.MULTILINE)
     (shop / "mobilemoney.toml").write_text("[profiles.sandbox]\ndisbursement_limits = {per_day = 0}\n", "utf-8")
     wrong = run("payouts", "status", *named)
     assert wrong.exit_code == 2
     assert "profiles.sandbox.disbursement_limits.per_day must be whole TZS above 0" in wrong.stderr
     (shop / "mobilemoney.toml").write_text("[profiles.sandbox]\ndisbursement_limits = {day = 5}\n", "utf-8")
     assert "must be a table of per_payment, per_recipient_a_day, per_day" in run("payouts", "status", *named).stderr
+
+
+@pytest.mark.costly("runs lines of cli/payouts.py that no quick test runs")
+def test_the_approver_sees_what_is_large_and_new_before_the_digest(
+    shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And pages through the lines, the largest first if asked for."""
+    batch = propose()
+    shown = run("payouts", "approve", batch, "--by", "Juma", answer="n\n").stdout
+    assert re.search(r"^total +2,170,000 TZS$", shown, re.MULTILINE)
+    assert re.search(r"^largest +line 2, 850,000 TZS to \+25578…789; line 4, 700,000", shown, re.MULTILINE)
+    assert re.search("^never paid +all 3$", shown, re.MULTILINE)
+    names = re.findall("^[a-z]+", shown, re.MULTILINE)
+    assert names.index("largest") < names.index("never") < names.index("digest")
+    run("payouts", "approve", batch, "--by", "Juma", "--send", answer="y\n")
+    (shop / "salaries.csv").write_text(FILE.replace("620000", "720000").replace("E1", "E5"), "utf-8")
+    later = run("payouts", "propose", "salaries.csv", "--local-numbers", "--by", "Asha").stdout
+    assert "2,270,000 TZS, 100,000 TZS more than the last batch of this name" in later
+    assert re.search("^never paid +line 4$", later, re.MULTILINE)
+    monkeypatch.setattr(payouts, "_PAGE", 2)
+    first = run("payouts", "show", batch)
+    assert [line.split()[:4] for line in first.stdout.splitlines()] == [
+        ["line", "TZS", "phone", "state"],
+        ["2", "850,000", "+25578…789", "SUCCESS"],
+        ["3", "620,000", "+25568…502", "SUCCESS"],
+    ]
+    assert f"page 1 of 2; the next one: mobilemoney payouts show {batch} --page 2" in first.stderr
+    assert "RECIPIENT_NOT_FOUND" in run("payouts", "show", batch, "--page", "2").stdout
+    assert run("payouts", "show", batch, "--page", "3").exit_code == 2
+    largest = run("payouts", "show", batch, "--largest", "--unmasked", "--json").stdout.splitlines()
+    assert [json.loads(line)["phone_number"] for line in largest] == ["+255780000789", "+255780000089"]
 
 
 @pytest.mark.slow

@@ -162,6 +162,33 @@ async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_h
         assert [line.reason for line in await client.payouts.report(batch.id)] == ["made before this batch"]
 
 
+@pytest.mark.slow
+async def test_the_approver_sees_large_lines_new_recipients_and_the_last_total(store_url: str) -> None:
+    """The last batch is that of the same name but for its digits: last month's."""
+    world = make_world(store_url)
+    numbers = [f"+2556812345{each:02d}" for each in range(10, 17)]
+    rows = [{"phone_number": number, "amount": 1_000 + place} for place, number in enumerate(numbers)]
+    async with world.client() as client:
+        first = await client.payouts.propose(rows[:3], name="salaries 2026-10", by="Asha")
+        assert (first.last_total, first.new_recipients) == (None, (1, 2, 3))
+        assert [line.line for line in first.largest] == [3, 2, 1]
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        async with client.dispatcher(), client.poller() as poller:
+            await anyio.sleep(10)
+            for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
+                poller.track(record.transaction_id or "")
+            async for _ in poller.outcomes():
+                pass
+        other = await client.payouts.propose(rows, name="prizes 2026-11", by="Asha")
+        second = await client.payouts.propose(rows, name="Salaries 2026-11", by="Asha")
+        assert (other.last_total, second.last_total) == (None, Decimal(3_003))
+        assert second.new_recipients == (4, 5, 6, 7)
+        assert [(line.line, int(line.amount), line.state) for line in second.largest] == [
+            (line, 1_000 + line - 1, "proposed") for line in (7, 6, 5, 4, 3)
+        ]
+        assert (await client.payouts.get(first.id)).largest == ()
+
+
 async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
     """Before the approval all of it, afterwards the rest; the names of all three persons stay."""
     world = make_world(store_url)

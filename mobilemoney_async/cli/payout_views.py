@@ -1,0 +1,121 @@
+"""Batches of payouts and their lines as the command line shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mobilemoney_async.cli import output
+from mobilemoney_async.cli.tables import Column
+from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payout_rows import name_lines
+
+# Lines that are named one by one, of those that someone should look at: `payouts show` has all.
+_MOST_NOTES = 20
+# States of a line in words, in the order of the progress; any other final state has failed.
+_WORDS = {
+    "proposed": "proposed",
+    "QUEUED": "queued",
+    "SENDING": "being sent",
+    "ACKNOWLEDGED": "accepted",
+    "SUCCESS": "paid",
+    "UNKNOWN": "unknown",
+    "ABSENT": "unknown",
+    "REFUSED": "refused",
+    "NOT_SENT": "not sent",
+    "RELEASED": "not sent",
+    "CANCELLED": "cancelled",
+    "cancelled": "cancelled",
+}
+_FAILED = "failed"
+
+
+def count_lines(batch: PayoutBatch) -> dict[str, int]:
+    """Return the number of lines in each state, in words."""
+    found = dict.fromkeys([*_WORDS.values(), _FAILED], 0)
+    for state, number in batch.states.items():
+        found[_WORDS.get(state, _FAILED)] += number
+    return {word: number for word, number in found.items() if number}
+
+
+def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
+    """Return the facts of a batch, what its approver should look at before the digest."""
+    at = {"proposed": batch.proposed_at, "approved": batch.approved_at, "cancelled": batch.cancelled_at}
+    by = {"proposed": batch.proposed_by, "approved": batch.approved_by, "cancelled": batch.cancelled_by}
+    return {
+        "batch": batch.id,
+        "name": batch.name,
+        "retry of": batch.retry_of,
+        "state": batch.state,
+        "payouts": f"{batch.lines:,}",
+        "total": _total(batch),
+        "note": batch.repeats,
+        "largest": "; ".join(_describe(each) for each in batch.largest),
+        "never paid": _new_recipients(batch),
+        **notes_of(batch.duplicates, batch.warnings, batch.left_out),
+        "digest": batch.digest,
+        **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
+        "payments": _states(batch),
+    }
+
+
+def notes_of(
+    duplicates: Mapping[int, str], warnings: Mapping[int, str], left_out: Mapping[int, str] | None = None
+) -> dict[str, str]:
+    """Return what to look at before an approval, by line: of many, the first ones and the numbers of the others."""
+    noted = {line: [f"paid twice? {reason}"] for line, reason in duplicates.items()}
+    for line, reason in warnings.items():
+        noted.setdefault(line, []).append(reason)
+    noted |= {line: [f"left out: {reason}"] for line, reason in (left_out or {}).items()}
+    lines = sorted(noted)
+    shown = {f"line {line}": "; ".join(noted[line]) for line in lines[:_MOST_NOTES]}
+    left = lines[_MOST_NOTES:]
+    return shown | ({f"{len(left):,} more": f"{name_lines(left)}: see payouts show"} if left else {})
+
+
+def _total(batch: PayoutBatch) -> str:
+    total, last = output.money(batch.total), batch.last_total
+    if last is None:
+        return total
+    change = batch.total - last
+    by = "as much as" if not change else f"{abs(change):,f} TZS {'more' if change > 0 else 'less'} than"
+    return f"{total}, {by} the last batch of this name"
+
+
+def _describe(line: PayoutLine) -> str:
+    return f"line {line.line}, {output.money(line.amount)} to {output.phone(line.phone_number, unmasked=False)}"
+
+
+def _new_recipients(batch: PayoutBatch) -> str:
+    lines = batch.new_recipients
+    return f"all {batch.lines:,}" if len(lines) == batch.lines and lines else name_lines(lines) if lines else ""
+
+
+def line_columns(notes: Mapping[int, str], *, unmasked: bool) -> Sequence[Column[PayoutLine]]:
+    """Return the columns of a table of lines; `notes` are what else to look at, by line."""
+    return (
+        Column("line", lambda each: str(each.line), is_number=True),
+        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
+        Column("state", lambda each: each.state),
+        Column(
+            "note",
+            lambda each: "; ".join(filter(None, (notes.get(each.line), each.warning, each.reason))),
+            min_width=12,
+        ),
+    )
+
+
+def _states(batch: PayoutBatch) -> str:
+    return ", ".join(f"{number:,} {word}" for word, number in count_lines(batch).items())
+
+
+def batch_columns() -> tuple[Column[PayoutBatch], ...]:
+    """Return the columns of a table of batches."""
+    return (
+        Column("batch", lambda each: each.id, is_id=True),
+        Column("name", lambda each: each.name, min_width=5),
+        Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
+        Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
+        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),
+        Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
+    )
