@@ -155,12 +155,15 @@ def show(*things: RenderableType) -> None:
 
 
 def show_facts(facts: Mapping[str, str | None]) -> None:
-    """Print names and values as two columns, without the empty values."""
+    """Print names and values as two columns, without the empty values. No word of them is broken."""
+    shown = [(name, value) for name, value in facts.items() if value]
+    width = max((len(name) for name, _ in shown), default=0)
     columns: tuple[Column[tuple[str, str]], ...] = (
-        Column("", lambda fact: fact[0]),
+        Column("", lambda fact: fact[0].ljust(width)),
         Column("", lambda fact: fact[1], min_width=1),
     )
-    show(new_table(columns, [(name, value) for name, value in facts.items() if value], has_header=False))
+    # Each in a table of its own: a digest that does not fit beside its name stands below it, and others stay.
+    show(*(new_table(columns, [fact], has_header=False) for fact in shown))
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Tables on terminals of any width: ids stay whole, lines fit, and a date stands where it changes."""
 
 import io
+from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
@@ -10,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mobilemoney_async.cli.output import new_table
+from mobilemoney_async import PayoutBatch
+from mobilemoney_async.cli.output import new_table, show, show_facts
+from mobilemoney_async.cli.payout_views import batch_columns, facts_of
 from mobilemoney_async.cli.tables import Column
+from tests.support.fakes import NOON
 
 COLUMNS: tuple[Column[Any], ...] = (
     Column("transaction", itemgetter(0), is_id=True),
@@ -61,3 +66,55 @@ def test_programs_get_every_date() -> None:
     rows = [("t-1", "1", "SUCCESS", "2026-11-22 14:15:56"), ("t-2", "1", "SUCCESS", "2026-11-22 14:15:57")]
     assert sum("2026-11-22" in line for line in render(rows, 200, is_terminal=False)) == 2
     assert sum("2026-11-22" in line for line in render(rows, 200)) == 1
+
+
+WORDS = st.text("abc,019-", min_size=1, max_size=30)
+ANY_COLUMNS = st.lists(
+    st.tuples(st.text("abc", min_size=1, max_size=14), st.none() | st.integers(1, 20), st.booleans()),
+    min_size=1,
+    max_size=7,
+)
+
+
+@pytest.mark.costly("runs lines of cli/tables.py that no quick test runs")
+@given(st.data(), ANY_COLUMNS, st.integers(20, 100))
+def test_no_amount_word_or_header_is_broken(data: st.DataObject, drawn: Any, width: int) -> None:
+    """At any width and with any columns: what does not fit stands below, and lines fit unless one word does not."""
+    texts = st.lists(WORDS, max_size=5).map(" ".join)
+    rows = data.draw(st.lists(st.tuples(*[texts for _ in drawn]), min_size=1, max_size=4))
+    columns = [Column[Any](name, itemgetter(at), least, is_id=is_id) for at, (name, least, is_id) in enumerate(drawn)]
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, highlight=False)
+    console.print(new_table(columns, rows), crop=False)
+    shown: Any = console.file
+    lines = shown.getvalue().splitlines()
+    words = Counter(
+        word for row in [tuple(name for name, _, _ in drawn), *rows] for cell in row for word in cell.split()
+    )
+    assert Counter(word for line in lines for word in line.split()) == words
+    for line in lines:
+        assert len(line.rstrip()) <= width or len(line.split()) == 1 or any(is_id for _, _, is_id in drawn)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_tables_and_facts_of_batches_keep_their_amounts_whole(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where 3,480,000 does not fit, its column moves below; a digest that does not fit stands below its name."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    batch = PayoutBatch(
+        id="364ea7f92561",
+        name="salaries of November 2026",
+        digest="e9897cea31b3035f8e6089c1a31455b64336de62a6399e67fbee23e6b149bf2f",
+        state="approved",
+        proposed_by="Asha",
+        proposed_at=NOON,
+        lines=12_000,
+        total=Decimal(3_480_000_000),
+        states={"SUCCESS": 11_000, "FAILED": 900, "UNKNOWN": 100},
+    )
+    show(new_table(batch_columns(), [batch]))
+    show_facts(facts_of(batch))
+    shown = capsys.readouterr().out
+    whole = {"364ea7f92561", "3,480,000,000", batch.digest, "proposed,", "payouts", "12,000"}
+    assert whole <= {*shown.split()} and "3,480,000,000 TZS" in shown
+    assert all(len(line) <= width or batch.digest in line for line in shown.splitlines())
