@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,25 @@ def test_the_dashboard_is_accessible(operator: Operator, shop: Shop, size: tuple
         operator.press(name)
     operator.show(f"bad-{size[0]}-{scheme}")
     assert operator.chrome.title == "Payments of default"
+
+
+def test_the_sums_of_today_stay_in_their_card_on_a_small_screen(operator: Operator, shop: Shop) -> None:
+    """Sums of thousands of millions, too: they stand below their state."""
+    create = shop.client.payments.enqueue
+    for place in range(2):
+        order: dict[str, Any] = {"phone_number": f"+25568123460{place}", "amount": 3_480_000_000}
+        shop.portal.call(partial(create, type="disbursement", **order, idempotency_key=f"large-{place}"))
+    operator.open(NARROW)
+    operator.sees("6,960,000,000")
+    operator.show("today-360")
+    assert operator.chrome.execute_script(OUTSIDE) == []
+
+
+OUTSIDE = """
+const right = document.querySelector('#today').getBoundingClientRect().right;
+return [...document.querySelectorAll('#today *')].filter(each => each.getBoundingClientRect().right > right)
+  .map(each => each.textContent.trim());
+"""
 
 
 def test_the_page_follows_the_store(operator: Operator, shop: Shop) -> None:

@@ -241,6 +241,19 @@ def test_the_page_alone_shows_a_payment(user: PageUser, served: Served, size: tu
     user.sees("Asked +255 780 000 209")
 
 
+def test_one_phone_on_a_wide_screen_stands_beside_the_merchant(user: PageUser, served: Served) -> None:
+    """It leaves no row of empty space; two phones stand above the merchant."""
+    user.open(WIDE)
+    tops = "return ['.phones-section', '.merchant'].map(s => document.querySelector(s).getBoundingClientRect().top)"
+    served.ask(ASHA, 1_000)
+    user.sees("1,000")
+    user.until(lambda: len({*user.chrome.execute_script(tops)}) == 1, "the merchant is not beside the phone")
+    show(user, "one-phone-1440")
+    served.ask(JUMA, 2_000)
+    user.sees("2,000")
+    user.until(lambda: len({*user.chrome.execute_script(tops)}) == 2, "the merchant is beside two phones")
+
+
 def test_wrong_input_of_a_payment_is_explained_beside_its_field(user: PageUser, served: Served) -> None:
     """The sentence stands beside the field and nowhere else, the focus stays, and the right input removes it."""
     user.open(NARROW)

@@ -107,6 +107,26 @@ async def test_a_prompt_can_be_declined_or_left_to_expire(
     assert shown in await user.see()
 
 
+@pytest.mark.parametrize(
+    ("amount", "reason", "shown"),
+    [
+        (500, "RECIPIENT_NOT_FOUND", "Not received: recipient not found"),
+        (500, None, "Not received: unspecified failure"),
+        (10**9, None, "Not received: the balance of the merchant was too low"),
+    ],
+)
+async def test_a_payout_that_was_not_received_says_why(
+    user: PageUser, sandbox: Sandbox, amount: int, reason: str | None, shown: str
+) -> None:
+    """In the history of the recipient's phone."""
+    async with sandbox.client() as client:
+        made = await client.disbursements.create(ORDINARY, amount)
+    if amount < 1_000:
+        sandbox.decline(made.transaction_id, reason)
+    sandbox.advance(120)
+    assert shown in await user.see()
+
+
 @pytest.mark.parametrize("control", ["pin", "decline", "expire"])
 async def test_a_late_decision_is_refused(user: PageUser, sandbox: Sandbox, control: str) -> None:
     """A final payment does not change, and the page says why."""

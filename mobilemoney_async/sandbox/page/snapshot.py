@@ -210,8 +210,13 @@ def receiver(url: str) -> str:
 
 
 def result(payment: Payment) -> str:
-    """Return the result of a final payment for its customer or recipient."""
-    return _RESULTS.get((payment.kind, payment.status), "Not received")
+    """Return the result of a final payment for its customer or recipient, and the reason for a payout that failed."""
+    said = _RESULTS.get((payment.kind, payment.status))
+    if said is not None:
+        return said
+    if payment.status is Status.INSUFFICIENT_FUNDS:
+        return "Not received: the balance of the merchant was too low"
+    return f"Not received: {plain((payment.failure_reason or 'no reason').replace('_', ' ').lower())}"
 
 
 def time_of_day(at: float, started_at: datetime) -> str:
