@@ -1,20 +1,17 @@
-"""Database of a store, SQLite or PostgreSQL, used from worker threads. Their differences end here and in `url`.
+"""Database of a store, SQLite or PostgreSQL, used from worker threads. Their differences end here and below.
 
-Every piece of work is one transaction in one thread. A piece that has begun runs to its end, even if the task that
-asked for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop.
+Each piece of work is one transaction in one thread. Work that has begun runs to its end, even if the task that asked
+for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import random
-import socket
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -22,31 +19,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import SETBACK, WallClock
-from mobilemoney_async.database.group import AfterCommit, Group, Piece, run_together
+from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections, database_failure
+from mobilemoney_async.database.group import Work, run_in_group
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     GROUP_THREADS,
     IS_POOLED,
     THREADS,
-    file_of,
     is_conflict,
     is_locked,
-    make_engine,
     needs_new_session,
-    obstacle,
     read_url,
     readable_files,
 )
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.values import redact
+from mobilemoney_async.waiting import Leader
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -59,16 +55,10 @@ _CONFLICT_PAUSE = 0.1
 # Seconds for which one attempt to make the tables waits for SQLite's write lock, and between two attempts.
 _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
-_BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
-_NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
 
-_Threads = tuple[anyio.CapacityLimiter, anyio.CapacityLimiter]
-_threads: RunVar[weakref.WeakKeyDictionary[object, _Threads]] = RunVar("mobilemoney_async_store_threads")
 _own_thread: ContextVar[anyio.CapacityLimiter | None] = ContextVar("mobilemoney_async_own_thread", default=None)
-_Groups = tuple[Group, Group, Group]
-_groups: RunVar[weakref.WeakKeyDictionary[Database, _Groups]] = RunVar("mobilemoney_async_store_groups")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
 Clock = Callable[[], float]
@@ -77,6 +67,22 @@ Clock = Callable[[], float]
 
 class _LockedError(Exception):
     """Another transaction holds a lock that one of ours has waited for long enough to leave its thread to others."""
+
+
+@attrs.define(eq=False)
+class _Loop:
+    """Parts of one event loop: threads for single work and for groups, and the leaders of groups.
+
+    The work of payments is in groups, and must not wait behind that of hundreds of accounts.
+    """
+
+    single: anyio.CapacityLimiter = attrs.field(factory=lambda: anyio.CapacityLimiter(THREADS - GROUP_THREADS))
+    group: anyio.CapacityLimiter = attrs.field(factory=lambda: anyio.CapacityLimiter(GROUP_THREADS))
+    # For reads, for writes and for durable writes.
+    leaders: tuple[Leader[Work[Any]], ...] = attrs.field(factory=lambda: (Leader(), Leader(), Leader()))
+
+
+_loops: RunVar[weakref.WeakKeyDictionary[object, _Loop]] = RunVar("mobilemoney_async_store_loops")
 
 
 class Database:
@@ -90,15 +96,13 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = read_url(url)
+        self._connections = Connections(self._url)
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time if self.dialect == "sqlite" else _steady_clock())
         self.clients: int = 0  # open ones, of all accounts
         self.can_listen: bool = self.dialect == "postgresql"  # and no pooler is between, which the first use shows
-        self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
         self._last_reading = (-math.inf, 0.0)  # of PostgreSQL's clock, and when by the clock of this host
-        self._engine: sa.Engine | None = None
-        self._start_afresh()
 
     def __repr__(self) -> str:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
@@ -112,25 +116,23 @@ class Database:
         while not self._is_prepared:
             # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
             if monotonic() > until:
-                raise _database_error(_BUSY)
+                raise database_failure()
             if not await self._in_thread(self._try_to_prepare):
                 await anyio.sleep(pause)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
-    async def read(self, work: Callable[[sa.Connection], T], *, joins: Sequence[str] = ()) -> T:
-        """Run work that changes nothing, and return its result; `joins` as for `write`."""
-        if joins:
-            return await self._join(work, joins, None, writes=False, durable=False)
-        return await self._alone(work, writes=False, durable=False, then=None)
+    async def read(self, work: Callable[[sa.Connection], T], *, share_key: Sequence[str] = ()) -> T:
+        """Run work that changes nothing, and return its result; `share_key` as for `write`."""
+        return await self._run(Work(work, writes=False, durable=False, share_key=share_key))
 
     async def write(
         self,
         work: Callable[[sa.Connection], T],
         *,
         durable: bool = True,
-        then: AfterCommit | None = None,
-        joins: Sequence[str] = (),
-        is_end: bool = False,
+        on_commit: Callable[[T], str | None] | None = None,
+        share_key: Sequence[str] = (),
+        high_priority: bool = False,
     ) -> T:
         """Run work in one transaction and return its result, once that is committed.
 
@@ -143,22 +145,20 @@ class Database:
             durable: Whether the commit of SQLite is on disk when this returns. Data that matters only to processes of
                 this machine need not be: they are lost with its power too. That of PostgreSQL always is: after a crash
                 its server is back in a second, while they are sending.
-            then: Called in the thread with the result, once it is committed: also if the task that waits for it is
+            on_commit: Called in the thread with the result, once it is committed: also if the task that waits for it is
                 cancelled in between and never gets it. It may return a channel, which is then notified.
-            joins: Names the row that short work locks, if that work may share a transaction with the work of other
+            share_key: Names the row that short work locks, if that work may share a transaction with the work of other
                 tasks (`database.group`). Where the work of another fails, this work runs again, alone. Empty: it does
                 not share.
-            is_end: Whether the work ends what another piece of work has begun: in a busy process it goes first.
+            high_priority: Whether the work ends what other work has begun: in a busy process it goes first.
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
                 everything was. On SQLite also if this task's own transaction is open, since it would wait for itself.
         """
-        if self.dialect == "sqlite":
-            require_no_guest()
-        if joins:
-            return await self._join(work, joins, then, writes=True, durable=durable, is_end=is_end)
-        return await self._alone(work, writes=True, durable=durable, then=then)
+        return await self._run(
+            Work(work, durable=durable, on_commit=on_commit, share_key=share_key, high_priority=high_priority)
+        )
 
     async def timed(
         self,
@@ -166,7 +166,7 @@ class Database:
         *,
         durable: bool = False,
         writes: bool = True,
-        joins: Sequence[str] = (),
+        share_key: Sequence[str] = (),
     ) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
 
@@ -174,13 +174,13 @@ class Database:
             work: As for `write`; its second argument returns that time. Call it once the rows are locked.
             durable: As for `write`.
             writes: Whether the work changes anything.
-            joins: As for `write`.
+            share_key: As for `write`.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         if self.dialect == "postgresql":
-            return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins)
+            return await self._timed_by_server(work, durable=durable, writes=writes, share_key=share_key)
         ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
@@ -189,11 +189,11 @@ class Database:
         def timed(connection: sa.Connection) -> T:
             return work(connection, lambda: began_at + pace * (monotonic() - began))
 
-        result = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
+        result = await self._run(Work(timed, writes=writes, durable=durable, share_key=share_key))
         return result, -ahead
 
     async def _timed_by_server(
-        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool, joins: Sequence[str]
+        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool, share_key: Sequence[str]
     ) -> tuple[T, float]:
         def timed(connection: sa.Connection) -> tuple[T, float, float]:
             seen = at = 0.0
@@ -209,7 +209,7 @@ class Database:
                 clock()
             return result, seen, at
 
-        result, seen, at = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
+        result, seen, at = await self._run(Work(timed, writes=writes, durable=durable, share_key=share_key))
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (monotonic() - at) - seen
 
@@ -229,12 +229,16 @@ class Database:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
         await self.open()
         until = monotonic() + _QUEUE
-        return await self._in_thread(lambda: self._open_driver(statement, until))
+        return await self._in_thread(lambda: self._connections.open_driver(statement, until))
+
+    def require_file(self) -> None:
+        """Make no file of SQLite that is missing; called before the first use."""
+        self._connections.makes_file = False
 
     @property
     def file(self) -> Path | None:
         """The file of an SQLite database, which need not exist; None for PostgreSQL."""
-        return file_of(self._url)
+        return self._connections.file
 
     def readable_files(self) -> list[Path]:
         """Return the files of an SQLite database that other users of this machine can read or write."""
@@ -244,15 +248,15 @@ class Database:
         """Run work on a connection of its own, without making the tables, and roll it back."""
 
         def roll_back() -> T:
-            engine = make_engine(self._url, makes_file=self.makes_file)
+            engine = self._connections.make_engine()
             try:
                 with engine.connect() as connection, connection.begin() as transaction:
                     try:
                         return work(connection)
                     finally:
                         transaction.rollback()
-            except (sa.exc.SQLAlchemyError, OSError) as exc:
-                raise self._failed_alone(exc) from None
+            except OF_THE_DATABASE as exc:
+                raise self._connections.failure_alone(exc) from None
             finally:
                 engine.dispose()
 
@@ -260,99 +264,43 @@ class Database:
 
     def close(self) -> None:
         """Close the connections that are idle. The next work opens new ones."""
-        with self._lock:
-            if self._engine is not None and self._pid == os.getpid():
-                self._engine.dispose()
+        self._connections.close()
 
-    def _notify(self, channels: Iterable[str | None]) -> None:
-        """Notify the processes that listen to channels of PostgreSQL; called in a thread. A failure does not matter.
-
-        In a transaction of its own: one that also writes would hold up the commits of all others.
-        """
-        if self.dialect == "postgresql":
-            for channel in filter(None, channels):
-                with suppress(sa.exc.SQLAlchemyError, OSError, StoreError):
-                    engine = self._ready_engine(monotonic() + _QUEUE)
-                    with engine.begin() as connection:
-                        connection.execute(_NOTIFY, {"channel": channel})
-
-    def _failed(self, exc: Exception) -> StoreError:
-        cause = getattr(exc, "orig", None) or exc
-        said = f"the store failed: {type(cause).__name__}: {redact(str(cause))}"
-        if self.file is not None:
-            said += f" ({': '.join(filter(None, [str(self.file), obstacle(self.file)]))})"
-        return _database_error(said)
-
-    def _failed_alone(self, exc: Exception) -> StoreError:
-        """Return our error for one of the database, which is its context then, but shows nothing any more.
-
-        A driver quotes the values of a row, phone numbers among them, and its frames hold the password of the database.
-        """
-        failed = self._failed(exc)
-        without_frames(exc)
-        return failed
-
-    async def _in_thread(self, work: Callable[[], T], *, is_group: bool = False) -> T:
-        # Files share theirs. Work for a server that does not answer must not hold up that for another server.
-        owner = self if self.dialect == "postgresql" else Database
-        return await run_in_thread(work, limiter=_own_thread.get() or _shared_threads(owner)[is_group])
-
-    def _start_afresh(self) -> None:
-        """Leave inherited state to the parent of a fork: sockets that it still uses, locks that its threads hold."""
-        if self._engine is not None:
-            self._engine.dispose(close=False)
-        self._engine = None
-        self._listening = weakref.WeakSet[Any]()  # connections of the driver
-        self._pid = os.getpid()
-        # Held while the engine is made, and while `_listening` changes.
-        self._lock = threading.Lock()
-        # Held while the tables are made. No thread waits for it: tasks wait in their event loops.
-        self._preparing = threading.Lock()
-        # Held for a whole transaction. SQLite has one writer at a time: threads of one process queue here, first come
-        # first served, rather than at the file, which favours the one that asks at the right moment.
-        self._writer = threading.Lock()
-
-    def _open_driver(self, statement: str, until: float) -> Any:
-        try:
-            pooled = self._ready_engine(until).raw_connection()
-        except (sa.exc.SQLAlchemyError, OSError) as exc:
-            raise self._failed_alone(exc) from None
-        driver: Any = pooled.driver_connection
-        pooled.detach()  # the pool may open another one in its place
-        try:
-            driver.autocommit = True
-            driver.execute(statement)
-        except Exception as exc:  # noqa: BLE001 (the driver's own)
-            driver.close()
-            raise self._failed_alone(exc) from None
-        with self._lock:
-            self._listening.add(driver)
-        return driver
-
-    def _hang_up(self) -> None:
-        """End the connections that listen: they may be those of a server that notifies nobody any more."""
-        with self._lock:
-            listening = list(self._listening)
-        for driver in listening:
-            # Not closed: another thread reads it. The driver's own error shows that it is closed already.
-            with suppress(Exception), socket.fromfd(driver.fileno(), socket.AF_INET, socket.SOCK_STREAM) as wire:
-                wire.shutdown(socket.SHUT_RDWR)
-
-    def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
-        engine = self._ready_engine(until)
-        is_new = False
+    async def _run(self, work: Work[T]) -> T:
+        if work.writes and self.dialect == "sqlite":
+            require_no_guest()
+        if not self._is_prepared:
+            await self.open()
+        work.until = monotonic() + _QUEUE
+        if work.share_key:
+            leader = _loop_of(self).leaders[work.writes + work.durable]
+            await run_in_group(leader, work, self._connections, self._threads(is_group=True))
+            if not work.is_alone:
+                return work.take_result()
+            work.until = monotonic() + _QUEUE
+        pause = _FIRST_PAUSE
         while True:
             try:
-                return self._run(engine, work, writes=writes, durable=durable, until=until)
-            except (sa.exc.SQLAlchemyError, OSError) as exc:
-                # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
-                if self.dialect == "postgresql" and is_locked(exc) and monotonic() < until:
+                return await self._in_thread(lambda: self._run_alone(work))
+            except _LockedError:
+                # Not in the thread: whoever wants a row of one account must not keep all others waiting.
+                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
+                pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
+
+    def _run_alone(self, work: Work[T]) -> T:
+        """Run work in a transaction of its own, in a thread; again after conflicts, of which nothing was committed."""
+        connections, is_new = self._connections, False
+        while True:
+            try:
+                connections.transact(work.run, writes=work.writes, durable=work.durable, until=work.until)
+            except OF_THE_DATABASE as exc:
+                if self.dialect == "postgresql" and is_locked(exc) and monotonic() < work.until:
                     without_frames(exc)
                     raise _LockedError from None
                 if needs_new_session(exc) and not is_new:
-                    is_new, until = True, monotonic() + _QUEUE
-                elif not is_conflict(exc) or monotonic() > until:
-                    raise self._failed_alone(exc) from None
+                    is_new, work.until = True, monotonic() + _QUEUE
+                elif not is_conflict(exc) or monotonic() + _CONFLICT_PAUSE > work.until:
+                    raise connections.failure_alone(exc) from None
             except MobileMoneyError as exc:
                 without_frames(exc)  # they hold rows
                 raise
@@ -361,103 +309,35 @@ class Database:
                 said = f"the store holds a row that cannot be read ({type(exc).__name__})"
                 without_frames(exc)
                 raise StoreError(said, outcome="not_sent") from None
+            else:
+                connections.notify(work.committed())
+                return work.take_result()
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
-    async def _alone(
-        self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, then: AfterCommit | None
-    ) -> T:
-        """Run work in a transaction of its own."""
-        if not self._is_prepared:
-            await self.open()
-        until, pause = monotonic() + _QUEUE, _FIRST_PAUSE
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await run_in_thread(work, limiter=self._threads())
 
-        def transact() -> T:
-            result = self._transact(work, writes=writes, durable=durable, until=until)
-            if then is not None:
-                self._notify({then(result)})
-            return result
-
-        while True:
-            try:
-                return await self._in_thread(transact)
-            except _LockedError:
-                # Not in the thread: whoever wants a row of one account must not keep all others waiting.
-                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
-                pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
-
-    async def _join(
-        self,
-        work: Callable[[sa.Connection], T],
-        name: Sequence[str],
-        then: AfterCommit | None,
-        *,
-        writes: bool,
-        durable: bool,
-        is_end: bool = False,
-    ) -> T:
-        if not self._is_prepared:
-            await self.open()
-        piece = Piece(work, tuple(name), monotonic() + _QUEUE, then, is_end)
-        group = _group(self, writes=writes, durable=durable)
-
-        def run(shared: Callable[[sa.Connection], None], until: float) -> None:
-            self._run(self._ready_engine(until), shared, writes=writes, durable=durable, until=until)
-
-        def run_pieces(pieces: Sequence[Piece]) -> None:
-            self._notify(run_together(pieces, run, self._failed, writes=writes))
-
-        await group.run(piece, lambda pieces: self._in_thread(lambda: run_pieces(pieces), is_group=True))
-        if piece.is_alone:
-            return await self._alone(work, writes=writes, durable=durable, then=then)
-        result: T = piece.take_result()
-        return result
-
-    def _run(
-        self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float
-    ) -> T:
-        if self.dialect == "postgresql" or not writes:
-            try:
-                with engine.begin() as connection:
-                    return work(connection)
-            except sa.exc.DBAPIError as exc:
-                if exc.connection_invalidated:
-                    self._hang_up()
-                raise
-        with _held(self._writer, until), engine.connect() as connection:
-            # Outside a transaction, the only place where SQLite lets it change.
-            driver: Any = connection.connection.dbapi_connection
-            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            with connection.execution_options(mobilemoney_writes=True).begin():
-                return work(connection)
-
-    def _ready_engine(self, until: float) -> sa.Engine:
-        if self._pid != os.getpid():
-            self._start_afresh()
-        with _held(self._lock, until):
-            if self._engine is None:
-                self._engine = make_engine(self._url, makes_file=self.makes_file)
-                # A store that is never closed leaves no connection behind.
-                weakref.finalize(self, _dispose, self._engine, self._pid)
-            return self._engine
+    def _threads(self, *, is_group: bool = False) -> anyio.CapacityLimiter:
+        # Files share theirs. Work for a server that does not answer must not hold up that for another server.
+        shared = _loop_of(self if self.dialect == "postgresql" else Database)
+        return _own_thread.get() or (shared.group if is_group else shared.single)
 
     def _try_to_prepare(self) -> bool:
         """Make the tables unless that is done; return False if another thread or process does it now."""
-        if self._pid != os.getpid():
-            self._start_afresh()
-        if not self._preparing.acquire(blocking=False):
+        connections = self._connections
+        connections.leave_to_parent()
+        if not connections.preparing.acquire(blocking=False):
             return False
         try:
             # A read: on SQLite it does not wait for a process that makes them.
-            found = self._run(
-                self._ready_engine(monotonic() + _QUEUE), self._look, writes=False, durable=False, until=0
-            )
+            found = connections.transact(self._look, writes=False, durable=False, until=monotonic() + _QUEUE)
             if found is None and not self._make_tables():
                 return False
             self._is_prepared = True
-        except (sa.exc.SQLAlchemyError, OSError) as exc:
-            raise self._failed_alone(exc) from None
+        except OF_THE_DATABASE as exc:
+            raise connections.failure_alone(exc) from None
         finally:
-            self._preparing.release()
+            connections.preparing.release()
         return True
 
     def _look(self, connection: sa.Connection) -> int | None:
@@ -473,7 +353,7 @@ class Database:
         """Try to make the tables; return False if locks of others are in the way."""
         # A connection of its own, which waits for a lock for a moment only: the task waits for longer, and may be
         # cancelled in between.
-        engine = make_engine(self._url, patience=_LOCK_TRY, makes_file=self.makes_file)
+        engine = self._connections.make_engine(patience=_LOCK_TRY)
         try:
             with engine.connect() as connection, connection.execution_options(mobilemoney_writes=True).begin():
                 return schema.make_tables(connection)
@@ -498,7 +378,7 @@ class Database:
 
 
 @contextmanager
-def ahead() -> Iterator[None]:
+def own_thread() -> Iterator[None]:
     """Run this task's work in a thread of its own: for a lease that must not end while hundreds of others wait."""
     token = _own_thread.set(anyio.CapacityLimiter(1))
     try:
@@ -507,31 +387,16 @@ def ahead() -> Iterator[None]:
         _own_thread.reset(token)
 
 
-def _shared_threads(owner: object) -> _Threads:
-    """Return the threads of this event loop for an owner of connections: for single work, and for groups.
-
-    The work of payments is in groups, and must not wait behind that of hundreds of accounts.
-    """
+def _loop_of(owner: object) -> _Loop:
+    """Return the parts of this event loop for an owner of connections."""
     try:
-        limiters = _threads.get()
+        loops = _loops.get()
     except LookupError:
-        limiters = weakref.WeakKeyDictionary()
-        _threads.set(limiters)
-    if owner not in limiters:
-        limiters[owner] = (anyio.CapacityLimiter(THREADS - GROUP_THREADS), anyio.CapacityLimiter(GROUP_THREADS))
-    return limiters[owner]
-
-
-def _group(database: Database, *, writes: bool, durable: bool) -> Group:
-    """Return the group of this event loop for reads, for writes or for durable writes of a database."""
-    try:
-        groups = _groups.get()
-    except LookupError:
-        groups = weakref.WeakKeyDictionary()
-        _groups.set(groups)
-    if database not in groups:
-        groups[database] = (Group(), Group(), Group())
-    return groups[database][writes + durable]
+        loops = weakref.WeakKeyDictionary()
+        _loops.set(loops)
+    if owner not in loops:
+        loops[owner] = _Loop()
+    return loops[owner]
 
 
 def timeline(connection: sa.Connection) -> int | None:
@@ -545,24 +410,6 @@ def timeline(connection: sa.Connection) -> int | None:
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)
     return known.get("timeline")
-
-
-@contextmanager
-def _held(lock: threading.Lock, until: float) -> Iterator[None]:
-    """Hold a lock, but wait for it only until a deadline of the monotonic clock, which waiting for a thread counts to.
-
-    While the database is away each holder waits for its time-out; a queue of a hundred must not do so one by one.
-
-    Raises:
-        StoreError: It is too late.
-    """
-    left = until - monotonic()
-    if left <= 0 or not lock.acquire(timeout=left):
-        raise _database_error(_BUSY)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -582,15 +429,3 @@ def _ahead_of_the_host() -> float:
         ahead = monotonic() - anyio.current_time()
         _loop_clocks.set(ahead)
         return ahead
-
-
-def _dispose(engine: sa.Engine, pid: int) -> None:
-    """Close the idle connections, unless they are those of the process that this one was forked from."""
-    if os.getpid() == pid:
-        engine.dispose()
-
-
-def _database_error(said: str) -> StoreError:
-    error = StoreError(said, outcome="not_sent")
-    error.is_database = True
-    return error

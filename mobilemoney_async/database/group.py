@@ -1,24 +1,30 @@
-"""Group commit: pieces of work of several tasks in one transaction, which costs one thread, connection and commit.
+"""Group commit: work of several tasks in one transaction, which costs one thread, connection and commit.
 
-The first task that waits leads: it has all pieces run that wait at that moment, while later ones gather for the next
-transaction. When it leaves, another one leads.
+The first task that waits leads: it has all work run that waits at that moment, while later work gathers for the next
+transaction.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import anyio
 import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
+from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections
+from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
-from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.tracebacks import without_frames
+from mobilemoney_async.waiting import Leader, Waiter
+
+T = TypeVar("T")
 
 MOST_TOGETHER = 32
 """Pieces of work in one transaction: with more, each would wait longer for its own result than for the disk."""
@@ -26,194 +32,145 @@ MOST_TOGETHER = 32
 # While others may wait for its locks, a shared transaction does not wait for theirs.
 _SHORT_PATIENCE = sa.text("SET LOCAL lock_timeout = 50")
 
-_OF_THE_DATABASE = (sa.exc.SQLAlchemyError, OSError)
-
-AfterCommit = Callable[[Any], str | None]
-"""Called in the thread with the result of work, once it is committed; returns a channel to notify, or None."""
-
 
 @attrs.define(eq=False)
-class Piece:
+class Work(Waiter, Generic[T]):
     """Work of one task, which may run more than once, and its result.
 
     The thread and the task both try to take the lock `_is_taken`: the first one decides, and never releases it.
 
     Attributes:
-        work: Gets the connection.
-        name: What it locks. Those of one transaction run in the order of their names, so that two processes do not wait
-            for each other.
+        function: Gets the connection.
+        writes: Whether it changes anything.
+        durable: Whether its commit is on disk when it has ended.
+        on_commit: Called in the thread with the result, once it is committed; returns a channel to notify, or None.
+        share_key: What it locks, if it may share a transaction. Work of one transaction runs in the order of these, so
+            that two processes do not wait for each other.
+        high_priority: Whether others wait for its end, so that it goes first.
         until: The time of the monotonic clock until which it may wait for locks.
-        then: Called in the thread after the commit, or None.
-        is_end: Whether it ends what others wait for, and goes first.
-        is_withdrawn: Whether its task has left before it began.
-        is_done: Whether its transaction has ended, so that there is a result or an error.
-        is_alone: Whether that was rolled back, perhaps because of another piece: it has to run in one of its own.
-        turn: Wakes its task: it is done, or is to lead.
+        is_alone: Whether a shared transaction was rolled back, perhaps because of other work: it has to run alone.
     """
 
-    work: Callable[[sa.Connection], Any]
-    name: tuple[str, ...]
-    until: float
-    then: AfterCommit | None = None
-    is_end: bool = False
-    result: Any = None
-    error: BaseException | None = None
-    is_withdrawn: bool = False
-    is_done: bool = False
-    is_alone: bool = False
-    turn: anyio.Event = attrs.field(factory=anyio.Event)
-    _is_taken: threading.Lock = attrs.field(factory=threading.Lock)
+    function: Callable[[sa.Connection], T]
+    writes: bool = True
+    durable: bool = True
+    on_commit: Callable[[T], str | None] | None = None
+    share_key: Sequence[str] = ()
+    high_priority: bool = False
+    until: float = attrs.field(default=0.0, init=False)
+    is_alone: bool = attrs.field(default=False, init=False)
+    result: Any = attrs.field(default=None, init=False)
+    error: BaseException | None = attrs.field(default=None, init=False)
+    _is_taken: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def begin(self) -> bool:
-        """Return whether the thread may run it; if not, its task has left."""
+    def take(self) -> bool:
+        """Return whether the caller is the first: the thread, which runs it now, or the task, which withdraws it."""
         return self._is_taken.acquire(blocking=False)
 
-    def withdraw(self) -> bool:
-        """Return whether it never runs; if not, the thread has begun it."""
-        self.is_withdrawn = self._is_taken.acquire(blocking=False)
-        return self.is_withdrawn
+    def run(self, connection: sa.Connection) -> None:
+        """Run it inside a transaction, which it ends by an error if it writes."""
+        self.error = None
+        try:
+            self.result = self.function(connection)
+        except MobileMoneyError as exc:
+            without_frames(exc)  # they hold rows
+            if self.writes:
+                raise
+            self.error = exc
 
-    async def wait(self) -> None:
-        """Wait until it is done, or is to lead."""
-        self.turn = anyio.Event()
-        await self.turn.wait()
+    def committed(self) -> set[str]:
+        """Report that it is committed, unless it failed; return the channels to notify."""
+        channel = self.on_commit(self.result) if self.on_commit is not None and self.error is None else None
+        return set() if channel is None else {channel}
 
-    def take_result(self) -> Any:
+    def take_result(self) -> T:
         """Return the result or raise the error, which then keeps no frame alive."""
         error, self.error = self.error, None
         try:
             if error is not None:
                 raise error
-            return self.result
+            result: T = self.result
+            return result
         finally:
             del error
 
 
-class Group:
-    """Pieces of work of one event loop that may share a transaction."""
+async def run_in_group(
+    leader: Leader[Work[Any]], work: Work[Any], connections: Connections, limiter: anyio.CapacityLimiter
+) -> None:
+    """Have work run, with that of other tasks, and return once it is done.
 
-    def __init__(self) -> None:
-        self._waiting: list[Piece] = []
-        self._is_led = False
+    Cancelling withdraws it before its transaction begins, and gets the cancellation after its end.
+    """
 
-    async def run(self, piece: Piece, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
-        """Have a piece of work run, with those of other tasks, and return once it is done.
-
-        Cancelling withdraws it before its transaction begins, and gets the cancellation after its end.
-
-        Args:
-            piece: The work.
-            run: Runs pieces in a thread, from `Piece.begin` until each that has begun is done.
-        """
-        self._waiting.append(piece)
+    async def lead() -> None:
+        await checkpoint()  # work that comes in the same moment is included
+        waiting = [each for each in leader.waiting if not each.is_done]
+        chosen = sorted(waiting, key=lambda each: not each.high_priority)[:MOST_TOGETHER]
+        chosen.sort(key=lambda each: tuple(each.share_key))
         try:
-            while not piece.is_done:
-                # A task that is cancelled here withdraws its piece, or waits for its end.
-                await (piece.wait() if self._is_led else self._lead(run))
-        finally:
-            if not (piece.is_done or piece.withdraw()):
-                with anyio.CancelScope(shield=True):
-                    while not piece.is_done:
-                        # Suppressed: the first cancellation goes on afterwards.
-                        with suppress(anyio.get_cancelled_exc_class()):
-                            await piece.wait()
-            if piece.is_withdrawn and piece in self._waiting:
-                self._waiting.remove(piece)
-            self._hand_on()
-
-    async def _lead(self, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
-        """Have the pieces run that wait."""
-        pieces: list[Piece] = []
-        self._is_led = True
-        try:
-            await checkpoint()  # work that comes in the same moment is included
-            waiting = sorted(self._waiting, key=lambda piece: not piece.is_end)
-            pieces, self._waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
-            await run(sorted(pieces, key=lambda piece: piece.name))
+            await run_in_thread(
+                lambda: _run_together([each for each in chosen if each.take()], connections), limiter=limiter
+            )
         finally:
             # If this task was cancelled before the thread began, none has run: the others go on without it.
-            self._waiting[:0] = [each for each in pieces if not (each.is_done or each.is_withdrawn)]
-            self._is_led = False
-            for each in pieces:
-                each.turn.set()
+            for each in chosen:
+                each.turn.send()
 
-    def _hand_on(self) -> None:
-        """Let the next task lead."""
-        if self._waiting and not self._is_led:
-            self._waiting[0].turn.set()
-
-
-def run_together(
-    pieces: Sequence[Piece],
-    run: Callable[[Callable[[sa.Connection], None], float], None],
-    failed: Callable[[Exception], StoreError],
-    *,
-    writes: bool,
-) -> set[str | None]:
-    """Run pieces of work in one transaction, in a thread; where one of them fails, each has to run alone.
-
-    Args:
-        pieces: The work; what was withdrawn is left out.
-        run: Runs work in a transaction until it is committed; its second argument is the `until` of the pieces.
-        failed: Returns our error for one of the database.
-        writes: Whether they change anything.
-
-    Returns:
-        The channels to notify.
-    """
-    begun = [piece for piece in pieces if piece.begin()]
     try:
-        if begun:
-            _run(begun, run, failed, writes=writes)
-        return {piece.then(piece.result) for piece in begun if piece.then and piece.error is None}
-    except BaseException as exc:
-        for piece in begun:
-            piece.error = exc
-        raise
+        await leader.wait(work, lead)
     finally:
-        for piece in begun:
-            piece.is_done = True
+        if not (work.is_done or work.take()):
+            with anyio.CancelScope(shield=True):
+                while not work.is_done:
+                    # Suppressed: the first cancellation goes on afterwards.
+                    with suppress(anyio.get_cancelled_exc_class()):
+                        await work.turn.wait()
 
 
-def _run(
-    pieces: Sequence[Piece],
-    run: Callable[[Callable[[sa.Connection], None], float], None],
-    failed: Callable[[Exception], StoreError],
-    *,
-    writes: bool,
-) -> None:
-    has_begun = has_ended = False
+def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
+    """Run work in one transaction, in a thread; where one piece fails, each has to run alone."""
+    if not works:
+        return
+    failure: BaseException | None = None
+    is_under_way, channels, writes, durable = False, set[str](), works[0].writes, works[0].durable
 
-    def work(connection: sa.Connection) -> None:
-        nonlocal has_begun, has_ended
-        has_begun = True
-        if writes and connection.dialect.name == "postgresql":
+    def run(connection: sa.Connection) -> None:
+        nonlocal is_under_way
+        is_under_way = True
+        if writes and connections.dialect == "postgresql":
             connection.execute(_SHORT_PATIENCE)
-        for piece in pieces:
-            try:
-                piece.result = piece.work(connection)
-            except MobileMoneyError as exc:
-                without_frames(exc)  # they hold rows
-                if writes:
-                    raise  # what it has written is rolled back, with the work of the others
-                piece.error = exc
-        has_ended = True
+        for work in works:
+            work.run(connection)
+        is_under_way = False
 
     try:
         # The latest: work that has waited for longer is done, rather than all of it alone.
-        run(work, max(piece.until for piece in pieces))
-    except Exception as exc:  # noqa: BLE001 (each task raises it, or what its own transaction then shows)
-        is_under_way = has_begun and not has_ended
-        for piece in pieces:
-            piece.error = failed(exc) if isinstance(exc, _OF_THE_DATABASE) else exc
-            piece.is_alone = _may_succeed_alone(exc, is_under_way=is_under_way, is_one_of_many=len(pieces) > 1)
+        until = max(works, key=attrgetter("until")).until
+        try:
+            connections.transact(run, writes=writes, durable=durable, until=until)
+        except Exception as exc:  # noqa: BLE001 (each task raises it, or what its own transaction then shows)
+            is_alone = _may_succeed_alone(exc, is_under_way=is_under_way, is_one_of_many=len(works) > 1)
+            for work in works:
+                work.error = connections.failure(exc) if isinstance(exc, OF_THE_DATABASE) else exc
+                work.is_alone = is_alone
+        for work in works:
+            channels |= work.committed()
+    except BaseException as exc:
+        failure = exc
+        raise
+    finally:
+        for work in works:
+            work.error, work.is_done = failure or work.error, True
+        failure = None
+    connections.notify(channels)
 
 
 def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bool) -> bool:
     """Return whether nothing was committed, and work may still succeed in a transaction of its own."""
     if isinstance(exc, MobileMoneyError):
         return is_one_of_many
-    if not isinstance(exc, _OF_THE_DATABASE) or is_conflict(exc) or needs_new_session(exc):
+    if not isinstance(exc, OF_THE_DATABASE) or is_conflict(exc) or needs_new_session(exc):
         return True
     # Else the database is away, or the commit was broken: then all of it is there, or nothing.
     is_sound = is_under_way and not getattr(exc, "connection_invalidated", False)

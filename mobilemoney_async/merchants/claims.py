@@ -25,12 +25,13 @@ from sqlalchemy.dialects import postgresql
 from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
-from mobilemoney_async.database.engine import Clock, Database, ahead
+from mobilemoney_async.database.engine import Clock, Database, own_thread
 from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
 from mobilemoney_async.payments.due import Work, accounts_with_work
 from mobilemoney_async.payments.queries import chunks
+from mobilemoney_async.waiting import Signal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -70,7 +71,7 @@ class Claim:
     has_rivals: bool = False
     poller: tuple[str, int, int] | None = None
     ttl: float = TTL
-    _changed: anyio.Event = attrs.field(factory=anyio.Event)
+    _changed: Signal = attrs.field(factory=Signal)
 
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now."""
@@ -87,8 +88,7 @@ class Claim:
         """Note which work is due."""
         if work != self.work:
             self.work = work
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._changed.send()
 
     async def is_due(self, work: Work) -> None:
         """Wait until some work is due."""
@@ -177,7 +177,7 @@ class Claims:
         work = partial(
             _renew, host=self.host, held=sorted(kept), pollers=pollers, given_back=sorted(given_back), most=most
         )
-        with ahead():
+        with own_thread():
             found, _ = await self._database.timed(work)
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]

@@ -133,24 +133,24 @@ class AccountStore:
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
-    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None) -> T:
+    async def read(self, work: Callable[[Journal], T], *, share_key: str | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(
-            lambda connection: work(Journal(connection, self.account, self.guard)), joins=self._place(joins)
+            lambda connection: work(Journal(connection, self.account, self.guard)), share_key=self._place(share_key)
         )
 
     async def write(
         self,
         work: Callable[[Journal], T],
         *,
-        then: Callable[[T], object] | None = None,
-        joins: str | None = None,
-        is_end: bool = False,
+        on_commit: Callable[[T], object] | None = None,
+        share_key: str | None = None,
+        high_priority: bool = False,
     ) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`.
 
-        `joins` is the key of the only payment that short work changes, or empty if it changes only the account's own
-        row; it may then share a transaction.
+        `share_key` is the key of the only payment that short work changes, or empty if it changes only the account's
+        own row; it may then share a transaction.
         """
         has_changes = False
 
@@ -162,11 +162,13 @@ class AccountStore:
             return result
 
         def end(result: T) -> str | None:
-            if then is not None:
-                then(result)
+            if on_commit is not None:
+                on_commit(result)
             return CHANGES if has_changes else None
 
-        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end)
+        result = await self.database.write(
+            run, on_commit=end, share_key=self._place(share_key), high_priority=high_priority
+        )
         if has_changes:
             stir_readers(self.database)
         return result
@@ -225,7 +227,7 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.save(entry), joins=entry.key, is_end=True)
+        written = await self.write(lambda journal: journal.save(entry), share_key=entry.key, high_priority=True)
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]

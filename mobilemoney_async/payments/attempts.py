@@ -125,8 +125,8 @@ class RecordedAttempts:
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
             # With limits it holds the account's lock, which a shared transaction would keep for longer.
-            joins = self.request.key if self.limits is None else None
-            await self.store.write(begin, then=note, joins=joins)
+            share_key = self.request.key if self.limits is None else None
+            await self.store.write(begin, on_commit=note, share_key=share_key)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:

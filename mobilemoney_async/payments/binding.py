@@ -110,7 +110,7 @@ class Binding:
     async def read(self) -> AccountFacts:
         """Return the facts about the account."""
         newest, values = self._store.newest, {"of_account": self._store.account}
-        return await self._store.read(lambda journal: self._look(journal, _FACTS, values, newest)[0], joins="")
+        return await self._store.read(lambda journal: self._look(journal, _FACTS, values, newest)[0], share_key="")
 
     def look_with_conflicts(
         self, journal: Journal, request: PaymentRequest, remembered: datetime | None
@@ -223,7 +223,7 @@ class Binding:
         """Write at most once a minute that the store's life goes on; not while it is to be compared."""
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
         if why_compare(facts, now) is None and is_worth_a_write(facts, now):
-            await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), joins="")
+            await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), share_key="")
 
     async def save(self, **values: Any) -> None:
         """Change the account's row."""
@@ -232,7 +232,7 @@ class Binding:
             lock_row(journal.connection, accounts, {"account": journal.account})
             journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(values))
 
-        await self._store.write(save, joins="")
+        await self._store.write(save, share_key="")
 
     async def _name_credentials(self) -> str:
         if self._named is not None:

@@ -331,7 +331,7 @@ class IdempotentCreates:
                     raise duplicate_suspected(duplicate)
             return record, acknowledgement, facts
 
-        return await self._store.read(look, joins=request.key)
+        return await self._store.read(look, share_key=request.key)
 
 
 def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key: str) -> PaymentRequest:

@@ -56,6 +56,7 @@ from mobilemoney_async.payments.outbox import (
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import require_text
+from mobilemoney_async.waiting import task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -148,20 +149,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         self._wire.check_open()
         await self._store.database.open()
-        failure: BaseException | None = None
-        async with self._wire.in_use(), anyio.create_task_group() as tasks:
+        async with self._wire.in_use(), task_group() as tasks:
             tasks.start_soon(self._run, tasks)
             try:
                 yield self
-            except (GeneratorExit, anyio.get_cancelled_exc_class()):
-                raise
-            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
-                failure = exc
             finally:
                 self._is_closed = True
                 await shielded(partial(self._end, tasks))
-        if failure is not None:
-            raise failure
 
     async def _end(self, tasks: anyio.abc.TaskGroup) -> None:
         """Wait for the answers to what was sent, and give the lease back."""
@@ -210,7 +204,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _save_order(self) -> None:
         """Let the store have what the program has ordered last."""
         if (order := self._order) is not None:
-            await self._store.write(lambda journal: save_pause(journal, order), joins="")
+            await self._store.write(lambda journal: save_pause(journal, order), share_key="")
             self._pause = order
             if self._order is order:
                 self._order = None
@@ -263,7 +257,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 ends = equal_ends(journal, found[0].type, self._pause_after, since=since)
             return counted, pause, found, ends
 
-        (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, joins=_NAME)
+        (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, share_key=_NAME)
         if self._order is None:  # else the program has decided meanwhile
             self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
@@ -295,7 +289,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         account = self._store.account
         held, _ = await self._store.database.timed(
             lambda connection, clock: change_lease(connection, account, _NAME, by=self._holder, ttl=ttl, clock=clock),
-            joins=(account, _NAME),
+            share_key=(account, _NAME),
         )
         return held
 
@@ -411,7 +405,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         for each in self._obstacles.values():
             pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
         try:
-            await self._store.write(lambda journal: save_pause(journal, pause), joins="")
+            await self._store.write(lambda journal: save_pause(journal, pause), share_key="")
             self._pause = self._pause if self._pause.lasts else pause
         except StoreError as exc:
             warn_of_store("other dispatchers do not show this one's pause", exc)

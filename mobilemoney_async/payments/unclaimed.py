@@ -209,11 +209,11 @@ class UnclaimedObserver:
         own = [row for row in rows if row.merchant_id and self._seen.get(row.id) is True]
         if not own:
             return None
-        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in own]), joins="")
+        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in own]), share_key="")
         shown = {row.merchant_id for row in own if row.id in owned and _is_row_of(row, owned[row.id])}
         if len(shown) != 1:
             return None
-        await self._store.write(lambda journal: journal.learn_merchant(*shown), joins="")
+        await self._store.write(lambda journal: journal.learn_merchant(*shown), share_key="")
         return shown.pop()
 
     def _first_seen(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:

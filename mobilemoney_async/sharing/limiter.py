@@ -231,5 +231,5 @@ class SharedLimiter:
             run(connection, _UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
-        (reservation, seen_at), offset = await self._database.timed(work, joins=(self._account,))
+        (reservation, seen_at), offset = await self._database.timed(work, share_key=(self._account,))
         return reservation, seen_at, offset + self._now() - anyio.current_time()

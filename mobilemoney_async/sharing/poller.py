@@ -110,8 +110,8 @@ class StoreFleet:
         # same: the caller then sends the same messages again, as `Fleet` allows.
         # A new holder reads all that is followed.
         is_short = self._epoch is not None and not tidies and outgoing.size <= _SHORT
-        joins = (self._account, "poller") if is_short else ()
-        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, joins=joins)
+        share_key = (self._account, "poller") if is_short else ()
+        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, share_key=share_key)
         self._epoch = incoming.epoch if incoming.holds else None
         if self.claim is not None:
             self.claim.note_poller(self.follower if incoming.holds else None, row.followed, row.told)

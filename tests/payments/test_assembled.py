@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, DuplicateSuspected, LoginAuth, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import acknowledgement_answer
@@ -52,7 +52,7 @@ async def test_two_processes_share_login_limit_and_poller(
                 def fail(*arguments: object, **options: object) -> None:
                     raise StoreError("the database is away", outcome="not_sent")
 
-                outage.setattr(Database, "_transact", fail)
+                outage.setattr(Connections, "transact", fail)
                 await world.advance(20)
             assert {outcome.transaction_id async for outcome in resumed.outcomes()} == set(made)
             assert {outcome.transaction_id async for outcome in poller.outcomes()} == set(made[:5])

@@ -26,6 +26,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.payments.journal import Journal, JournalEntry
@@ -590,7 +591,7 @@ async def test_payments_that_are_made_later_are_followed_too(
                     def fail(*arguments: object, **options: object) -> None:
                         raise StoreError("the database is away", outcome="not_sent")
 
-                    outage.setattr(Database, "_transact", fail)
+                    outage.setattr(Connections, "transact", fail)
                     await anyio.sleep(20)
             made = await other.collections.create(phone_number="+255780000789", amount=1000, idempotency_key="order-1")
             async for outcome in poller.outcomes(forever=True):

@@ -101,7 +101,7 @@ async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dic
 
     async def write(number: int, work: Work) -> None:
         try:
-            found[number] = await database.write(work, joins=("account", f"{number:05}"))
+            found[number] = await database.write(work, share_key=("account", f"{number:05}"))
         except StoreError as exc:
             found[number] = exc
 
@@ -141,18 +141,18 @@ async def test_what_ends_a_payment_goes_before_what_begins_one(store_url: str) -
     """In a busy process: else many would be begun, and none would learn its result in time."""
     database, gate, order = await make_marks(store_url), Gate(), list[int]()
 
-    async def write(number: int, *, is_end: bool) -> None:
+    async def write(number: int, *, high_priority: bool) -> None:
         def work(connection: sa.Connection) -> None:
             order.append(number)
 
-        await database.write(work, joins=("account", f"{number:05}"), is_end=is_end)
+        await database.write(work, share_key=("account", f"{number:05}"), high_priority=high_priority)
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
+            tasks.start_soon(partial(database.write, gate.work, share_key=("account", "")))
             await gate.wait()
             for number in range(2 * MOST_TOGETHER + 1):
-                tasks.start_soon(partial(write, number, is_end=number == 2 * MOST_TOGETHER))
+                tasks.start_soon(partial(write, number, high_priority=number == 2 * MOST_TOGETHER))
             await anyio.wait_all_tasks_blocked()
             gate.opened.set()
     assert order.index(2 * MOST_TOGETHER) == MOST_TOGETHER - 1
@@ -167,11 +167,11 @@ async def test_work_that_has_waited_for_long_is_done_with_what_came_later(
     database, gate, found = await make_marks(store_url), Gate(), list[int]()
 
     async def write(number: int) -> None:
-        found.append(await database.write(mark(number), joins=("account", str(number))))
+        found.append(await database.write(mark(number), share_key=("account", str(number))))
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
+            tasks.start_soon(partial(database.write, gate.work, share_key=("account", "")))
             await gate.wait()
             monkeypatch.setattr(engine, "_QUEUE", -1)
             tasks.start_soon(write, 1)
@@ -194,7 +194,7 @@ async def test_groups_do_not_wait_behind_other_work(store_url: str) -> None:
                 tasks.start_soon(database.read, gate.work)
             for gate in gates:
                 await gate.wait()
-            assert await database.write(mark(1), joins=("account", "")) == 1
+            assert await database.write(mark(1), share_key=("account", "")) == 1
             for gate in gates:
                 gate.opened.set()
     assert await marks(database) == [1]
@@ -266,7 +266,7 @@ async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) ->
 
     async def write(number: int) -> None:
         try:
-            found[number] = await database.write(mark(number), joins=("account", str(number)))
+            found[number] = await database.write(mark(number), share_key=("account", str(number)))
         except StoreError as exc:
             found[number] = exc
 
@@ -288,7 +288,7 @@ async def test_cancelled_before_it_begins_work_never_runs(store_url: str) -> Non
     database, gate = await make_marks(store_url), Gate()
 
     async def write(work: Work, name: str) -> None:
-        await database.write(work, joins=("account", name))
+        await database.write(work, share_key=("account", name))
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as outer:
@@ -317,7 +317,7 @@ async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(stor
     async def write(work: Work, name: str, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
-            await database.write(work, joins=("account", name), then=told.append)
+            await database.write(work, share_key=("account", name), on_commit=told.append)
             await checkpoint()
         ended.append(f"{name}: {'cancelled' if scope.cancelled_caught else 'done'}")
 
@@ -350,7 +350,7 @@ async def test_tasks_that_come_and_go_lose_no_write(store_url: str) -> None:
 
     async def write(number: int, patience: float) -> None:
         with anyio.move_on_after(patience):  # real time: it cancels at random
-            returned.add(await database.write(mark(number), joins=("account", str(number)), then=told.add))
+            returned.add(await database.write(mark(number), share_key=("account", str(number)), on_commit=told.add))
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
@@ -376,7 +376,7 @@ async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
             return int(connection.execute(sa.text("SELECT :number + 0"), {"number": number}).scalar_one())
 
         try:
-            found[number] = await database.read(refuse if number == 2 else look, joins=("account", str(number)))
+            found[number] = await database.read(refuse if number == 2 else look, share_key=("account", str(number)))
         except StoreError as exc:
             found[number] = str(exc)
 
@@ -406,9 +406,9 @@ async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_los
         await create(client, 1)
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(account.read, lambda journal: before.work(journal.connection), joins="0"))
+                tasks.start_soon(partial(account.read, lambda journal: before.work(journal.connection), share_key="0"))
                 await before.wait()
-                tasks.start_soon(partial(account.read, look, joins="a"))
+                tasks.start_soon(partial(account.read, look, share_key="a"))
                 tasks.start_soon(create, client, 2)
                 await anyio.wait_all_tasks_blocked()
                 before.opened.set()
@@ -433,7 +433,7 @@ async def create_behind_a_gate(client: AsyncClient, store: SQLStore, count: int)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             account = account_store(store)
-            tasks.start_soon(partial(account.read, lambda journal: gate.work(journal.connection), joins="0"))
+            tasks.start_soon(partial(account.read, lambda journal: gate.work(journal.connection), share_key="0"))
             await gate.wait()
             for each in range(1, count):
                 tasks.start_soon(create, each)

@@ -30,6 +30,7 @@ from mobilemoney_async import (
 from mobilemoney_async.client import claimed
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import url as url_module
+from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import METADATA, account_claims, hosts, leases, payments
 from mobilemoney_async.database.url import THREADS
@@ -290,14 +291,14 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
 ) -> None:
     """Another host takes over within ten seconds; the first one goes on with what is its own by then."""
     accounts, is_away = shops(4), False
-    plain = Database.write
+    plain = Database._run
 
-    async def write(database: Database, *arguments: Any, **options: Any) -> Any:
-        if is_away and database is account_store(platform.stores["one"]).database:
+    async def run(database: Database, work: Any) -> Any:
+        if is_away and work.writes and database is account_store(platform.stores["one"]).database:
             raise StoreError("the store failed: away", outcome="not_sent")
-        return await plain(database, *arguments, **options)
+        return await plain(database, work)
 
-    monkeypatch.setattr(Database, "write", write)
+    monkeypatch.setattr(Database, "_run", run)
     async with platform.merchants("shop") as merchants, platform.host("one") as one:
         await pay(merchants, accounts)
         await anyio.sleep(6)
@@ -322,14 +323,14 @@ async def test_a_host_alone_names_no_other_one(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After an outage of its store, in which all of its claims end."""
-    is_away, plain = False, Database.write
+    is_away, plain = False, Database._run
 
-    async def write(database: Database, *arguments: Any, **options: Any) -> Any:
-        if is_away:
+    async def run(database: Database, work: Any) -> Any:
+        if is_away and work.writes:
             raise StoreError("the store failed: away", outcome="not_sent")
-        return await plain(database, *arguments, **options)
+        return await plain(database, work)
 
-    monkeypatch.setattr(Database, "write", write)
+    monkeypatch.setattr(Database, "_run", run)
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
         await enqueue(merchants, ["shop"], not_before=timedelta(seconds=30))
         await anyio.sleep(5)
@@ -540,7 +541,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside those of its requests: claims, leases and messages of all accounts are read and renewed together."""
-    plain, count = Database._run, 0
+    plain, count = Connections.transact, 0
 
     def transact(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -552,7 +553,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     async with platform.host("one") as worker:
         await anyio.sleep(15)
         assert len(worker.accounts) == 20
-        monkeypatch.setattr(Database, "_run", transact)
+        monkeypatch.setattr(Connections, "transact", transact)
         platform.asked.clear()
         await anyio.sleep(20)
     # Every second one renewal, one look at the changes every half second, two for work every two seconds.

@@ -28,7 +28,7 @@ import psycopg
 import sqlalchemy as sa
 from anyio._backends import _asyncio as backend
 
-from mobilemoney_async.database import encryption, engine, listener
+from mobilemoney_async.database import connections, encryption, engine, group, listener
 from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
@@ -399,20 +399,20 @@ async def run_aside(work: Callable[[], T]) -> T:
 def give_from_outside(world: World) -> None:
     """Give the package the world's clock, chance and runner, until this process ends."""
     ids, tokens = world.dice("ids"), world.dice("tokens")
-    run = engine.Database._run
+    run = connections.Connections.transact
 
     def transact(self: Any, *args: Any, **options: Any) -> Any:
         return world.run_transaction(functools.partial(run, self), *args, **options)
 
     watch = SimpleNamespace(time=world.host_time, sleep=lambda seconds: None)
     for target, name, value in (
-        (engine, "run_in_thread", world.run_inline),
+        *((module, "run_in_thread", world.run_inline) for module in (engine, group)),
         *((module, "run_in_thread", run_aside) for module in (account_auth, binding, login)),
         (engine, "clock_stands_still", lambda: False),
         (engine, "time", watch),
-        (engine, "monotonic", world.now),
-        (engine.Database, "_run", transact),
-        (engine, "make_engine", world.remember_engine),
+        *((module, "monotonic", world.now) for module in (engine, connections)),
+        (connections.Connections, "transact", transact),
+        (connections, "make_engine", world.remember_engine),
         *(_of_server(world) if world.disk.has_server else ()),
         (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
         (feed_watch, "_POLL", world.plan.idle),

@@ -25,6 +25,7 @@ LAYERS: Mapping[str, int] = {
     "text": 1,
     "tracebacks": 1,
     "values": 1,
+    "waiting": 1,
     "contract": 2,
     "calls": 3,
     "callbacks": 4,

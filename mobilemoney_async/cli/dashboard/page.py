@@ -120,7 +120,7 @@ class Board:
         self.name: str = store.account
         self._store = store
         self._service = service or Service()
-        account_store(store).database.makes_file = False
+        account_store(store).database.require_file()
         self._overview: Overview | None = None
         self._trouble: str | None = None
         # The most requests in one reading, by minute.

@@ -1,0 +1,118 @@
+"""Tasks that wait for each other: a signal, a leader among those that wait, and a task group that keeps its error."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.abc
+import attrs
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+
+class Signal:
+    """Signal that wakes all tasks that wait for it. One that waits later waits for the next `send`."""
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+
+    def send(self) -> None:
+        """Wake the tasks that wait."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    async def wait(self, *, until: float = math.inf) -> None:
+        """Wait for the next `send`, but not longer than until a time of the event loop."""
+        event = self._event = self._event or anyio.Event()
+        with anyio.CancelScope(deadline=until):
+            await event.wait()
+
+
+@attrs.define(eq=False)
+class Waiter:
+    """Task that waits until a leader has done something for it.
+
+    Attributes:
+        is_done: Whether that is done.
+        turn: Wakes the task: it is done, or is to lead.
+    """
+
+    is_done: bool = attrs.field(default=False, init=False)
+    turn: Signal = attrs.field(factory=Signal, init=False)
+
+    def finish(self) -> None:
+        """Note that it is done, and wake the task."""
+        self.is_done = True
+        self.turn.send()
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Leader(Generic[W]):
+    """Leader among the tasks that wait: it works for all of them, and when it leaves, the next one leads.
+
+    Attributes:
+        waiting: The tasks that wait, first come first.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[W, None] = {}
+        self._is_led = False
+
+    async def wait(self, waiter: W, lead: Callable[[], Awaitable[object]]) -> None:
+        """Wait until a task is done; while nobody leads, run `lead`, which works for all that wait and wakes them."""
+        self.waiting[waiter] = None
+        try:
+            while not waiter.is_done:
+                if self._is_led:
+                    await waiter.turn.wait()
+                    continue
+                self._is_led = True
+                try:
+                    await lead()
+                finally:
+                    self._is_led = False
+        finally:
+            del self.waiting[waiter]
+            # Also if this one was to lead next, and was cancelled in between.
+            follower = next((each for each in self.waiting if not each.is_done), None)
+            if follower is not None and not self._is_led:
+                follower.turn.send()
+
+
+@asynccontextmanager
+async def task_group() -> AsyncGenerator[anyio.abc.TaskGroup]:
+    """Open a task group that ends with its block, and raises the error of that or of its only failed task as it is.
+
+    Where both fail, the block's error is raised and the other one logged.
+    """
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                yield tasks
+            except (GeneratorExit, anyio.get_cancelled_exc_class()):
+                raise
+            except BaseException as exc:  # noqa: BLE001 (raised below: the group would wrap it)
+                failure = exc
+            finally:
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as exc:
+        if failure is not None:
+            logger.exception("a task of the block failed as well")
+        elif len(exc.exceptions) == 1:
+            failure = exc.exceptions[0]
+        else:
+            raise
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame
