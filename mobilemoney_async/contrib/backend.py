@@ -28,6 +28,7 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.waiting import task_group
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.dispatcher import Dispatcher
@@ -182,28 +183,19 @@ class Backend(anyio.AsyncContextManagerMixin):
         if self._on_settled is not None:
             # Before anything can become final: it is handed out after a crash only if there is a consumer.
             await self._payments.changes(consumer=self._name, start="now").begin()
-        failure: BaseException | None = None
-        try:
-            async with self.poller, self.dispatcher, anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                tasks.start_soon(self._read, None, self._show)
-                if self._on_settled is not None:
-                    tasks.start_soon(self._read, self._name, self._settle)
-                tasks.start_soon(self._listen)
-                tasks.start_soon(self._reconcile)
-                tasks.start_soon(self._hold)
-                try:
-                    yield self
-                finally:
-                    self._tasks = None
-                    try:
-                        await shielded(self._finish_creates, timeout=self._drain)
-                    finally:
-                        tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as exc:
-            failure = exc if exc.exceptions[1:] else exc.exceptions[0]  # the block's own, which the group has wrapped
-        if failure is not None:
-            raise failure
+        async with self.poller, self.dispatcher, task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._read, None, self._show)
+            if self._on_settled is not None:
+                tasks.start_soon(self._read, self._name, self._settle)
+            tasks.start_soon(self._listen)
+            tasks.start_soon(self._reconcile)
+            tasks.start_soon(self._hold)
+            try:
+                yield self
+            finally:
+                self._tasks = None
+                await shielded(self._finish_creates, timeout=self._drain)
 
     async def _finish_creates(self) -> None:
         for create in list(self._creates.values()):

@@ -15,6 +15,7 @@ from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.schema import leases, lock_row
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.waiting import task_group
 
 T = TypeVar("T")
 
@@ -55,17 +56,7 @@ async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Aw
                 await renew()
 
     result: list[T] = []
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with task_group() as tasks:
         tasks.start_soon(keep)
-        try:
-            result.append(await work())
-        except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
-            failure = exc
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # it holds this frame
+        result.append(await work())
     return result[0]

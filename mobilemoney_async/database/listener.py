@@ -16,6 +16,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.url import NEVER_IDLE
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.waiting import Leader, Waiter
 
 CHANGES = "mobilemoney_changes"
 """Channel on which processes learn that there are new changes of payments."""
@@ -28,16 +29,16 @@ _LISTEN = f"LISTEN {CHANGES}; LISTEN {POLLERS}; {NEVER_IDLE}"
 _connections: RunVar[dict[Database, _Connection]] = RunVar("mobilemoney_async_listeners")
 
 
-class Listener:
+@attrs.define(eq=False)
+class Listener(Waiter):
     """Reader of the notices on a channel about a topic, the part of their text before a colon. For one task."""
 
-    def __init__(self, database: Database, channel: str, topic: str = "") -> None:
-        self._place = (channel, topic)
-        self._database = database
-        self._connection: _Connection | None = None
-        self._heard: set[str] | None = None
-        self._failure: StoreError | None = None
-        self._woken: anyio.Event | None = None
+    _database: Database
+    _channel: str
+    _topic: str = ""
+    _connection: _Connection | None = attrs.field(default=None, init=False)
+    _heard: set[str] = attrs.field(factory=set, init=False)
+    _failure: StoreError | None = attrs.field(default=None, init=False)
 
     async def wait(self) -> set[str]:
         """Return the texts after the colon of the notices since the last time, after a wait if there was none.
@@ -50,86 +51,58 @@ class Listener:
         """
         if self._connection is None:
             self._connection = _connection(self._database)
-            self._connection.join(self, self._place)
+            self._connection.join(self, (self._channel, self._topic))
         connection = self._connection
-        try:
-            while self._heard is None:
-                await (self._wait_for_another() if connection.is_read else connection.read_for(self))
-        finally:
-            # Also if this one was to read next, and was cancelled in between.
-            connection.hand_on(self)
-        heard, self._heard = self._heard, None
+        await connection.leader.wait(self, lambda: connection.read_for(self))
+        self.is_done = False
+        heard, failure, self._heard, self._failure = self._heard, self._failure, set(), None
+        if failure is not None:
+            raise failure
         return heard
-
-    async def _wait_for_another(self) -> None:
-        self._woken, self._failure = anyio.Event(), None
-        try:
-            await self._woken.wait()
-        finally:
-            self._woken = None
-        if self._failure is not None:
-            raise self._failure
 
     def close(self) -> None:
         """Stop listening; the last reader closes the connection. The next `wait` begins again."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.leave(self, self._place)
+            connection.leave(self, (self._channel, self._topic))
             if not connection.readers:
                 connection.close()
                 _connections.get().pop(self._database, None)
 
-    @property
-    def has_heard(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._heard is not None
-
     def hear(self, text: str | None) -> None:
         """Keep a notice, or that notices may have been missed (None), and wake the reader."""
-        self._heard = set() if self._heard is None else self._heard
         if text is not None:
             self._heard.add(text)
-        self.wake()
+        self.finish()
 
-    def wake(self, failure: StoreError | None = None) -> bool:
-        """Let the reader go on if it waits for another one, and fail if there is a failure; return whether it did."""
-        if self._woken is None or self._woken.is_set():
-            return False
-        self._failure = failure
-        self._woken.set()
-        return True
+    def fail(self, text: str) -> None:
+        """Let the reader fail, unless there is a notice for it."""
+        if not self.is_done:
+            self._failure = StoreError(text, outcome="not_sent")
+            self.finish()
 
 
 @attrs.define(eq=False)
 class _Connection:
-    """Connection of an event loop that listens, and its readers by channel and topic."""
+    """Connection of an event loop that listens, and its readers by channel and topic; one that waits reads for all."""
 
     _database: Database
     readers: dict[tuple[str, str], set[Listener]] = attrs.field(factory=dict)
-    is_read: bool = False
+    leader: Leader[Listener] = attrs.field(factory=Leader)
     _driver: Any = None
 
     async def read_for(self, reader: Listener) -> None:
         """Read notices for all, until there is one for the caller."""
-        self.is_read = True
         try:
             wire = (await self._open()).pgconn
-            while not reader.has_heard:
+            while not reader.is_done:
                 await anyio.wait_readable(wire.socket)
                 self._read(wire)
         except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
             self.close()
             text = str(exc) if isinstance(exc, StoreError) else f"the store cannot be heard: {type(exc).__name__}"
-            for each in self._all():
-                each.wake(StoreError(text, outcome="not_sent"))
-            raise StoreError(text, outcome="not_sent") from None
-        finally:
-            self.is_read = False
-
-    def hand_on(self, reader: Listener) -> None:
-        """Let another reader read if none does."""
-        if not self.is_read:
-            any(each.wake() for each in self._all() if each is not reader)
+            for each in self.leader.waiting:
+                each.fail(text)
 
     def join(self, reader: Listener, place: tuple[str, str]) -> None:
         """Add a reader, which has missed the notices until now."""
@@ -156,8 +129,9 @@ class _Connection:
                 self._driver = await self._database.open_driver(_LISTEN)
 
             await shielded(connect)  # a connection that is opened must not be lost; the database's time-outs bound it
-            for each in self._all():
-                each.hear(None)
+            for readers in self.readers.values():
+                for each in readers:
+                    each.hear(None)
         return self._driver
 
     def _read(self, wire: Any) -> None:
@@ -166,9 +140,6 @@ class _Connection:
             topic, _, text = notice.extra.decode().rpartition(":")
             for each in self.readers.get((notice.relname.decode(), topic), ()):
                 each.hear(text)
-
-    def _all(self) -> list[Listener]:
-        return [each for readers in self.readers.values() for each in readers]
 
 
 def _connection(database: Database) -> _Connection:

@@ -28,6 +28,7 @@ from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.due import Work
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.waiting import Signal, task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -72,7 +73,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         self._dispatchers: dict[str, Dispatcher] = {}
         self._is_closing = self._is_looking = False
         self._report_at = -math.inf
-        self._ended = anyio.Event()
+        self._ended = Signal()
         self._renewing: anyio.CancelScope | None = None  # while it is open
         self._has_renewed = anyio.Event()  # for the last time
 
@@ -97,21 +98,14 @@ class Worker(anyio.AsyncContextManagerMixin):
         await self._database.open()
         await self._claims.require_service(self._service)
         self._is_closing = False
-        failure: BaseException | None = None
-        async with anyio.create_task_group() as tasks:
+        async with task_group() as tasks:
             self._renewing = renewing = anyio.CancelScope(shield=True)
             self._has_renewed = anyio.Event()
             tasks.start_soon(self._run, tasks, renewing)
             try:
                 yield self
-            except (GeneratorExit, anyio.get_cancelled_exc_class()):
-                raise
-            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
-                failure = exc
             finally:
                 await end(self)
-        if failure is not None:
-            raise failure
 
     async def _run(self, tasks: anyio.abc.TaskGroup, renewing: anyio.CancelScope) -> None:
         """Renew the claims every second, until the scope is cancelled; it is shielded from every other cancellation."""
@@ -188,8 +182,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         finally:
             self._given_back.add(claim.account)
             del self._served[claim.account]
-            self._ended.set()
-            self._ended = anyio.Event()
+            self._ended.send()
 
     async def _run_parts(self, claim: Claim) -> None:
         async with AsyncExitStack() as stack:
@@ -261,8 +254,7 @@ async def end(worker: Worker) -> None:
             while worker._served:
                 for scope in worker._served.values():
                     scope.cancel()
-                ended = worker._ended
-                await ended.wait()
+                await worker._ended.wait()
         finally:
             renewing, worker._renewing = worker._renewing, None
             if renewing is not None:

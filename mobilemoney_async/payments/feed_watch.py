@@ -19,6 +19,7 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.listener import CHANGES, Listener
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.waiting import Leader, Waiter
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -34,13 +35,11 @@ _watches: RunVar[dict[Database, FeedWatch]] = RunVar("mobilemoney_async_feed_wat
 
 
 @attrs.define(eq=False)
-class _Waiter:
-    """Reader that waits for changes of an account after a number; its event also asks it to go on with the query."""
+class _Waiter(Waiter):
+    """Reader that waits for changes of an account after a number."""
 
     account: str
     number: int
-    is_ready: bool = False
-    event: anyio.Event = attrs.field(factory=anyio.Event)
 
 
 class FeedWatch:
@@ -48,9 +47,8 @@ class FeedWatch:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiters: set[_Waiter] = set()
+        self._leader = Leader[_Waiter]()
         self._stirred = anyio.Event()
-        self._is_led = False
         self._listener = Listener(database, CHANGES)
         self._deaf_until = -math.inf
 
@@ -69,40 +67,23 @@ class FeedWatch:
             StoreError: The store failed.
         """
         waiter = _Waiter(account, number)
-        self._waiters.add(waiter)
-        try:
-            with anyio.CancelScope(deadline=until):
-                while not waiter.is_ready:
-                    if self._is_led:
-                        await waiter.event.wait()
-                        waiter.event = anyio.Event()
-                    else:
-                        await self._lead(waiter)
-        finally:
-            self._waiters.discard(waiter)
-            # Also if this one was to ask next, and was cancelled in between.
-            follower = next((each for each in self._waiters if not each.is_ready), None)
-            if follower is not None and not self._is_led:
-                follower.event.set()
+        with anyio.CancelScope(deadline=until):
+            await self._leader.wait(waiter, lambda: self._lead(waiter))
 
     async def _lead(self, own: _Waiter) -> None:
         """Ask for all, until there is something for the caller."""
-        self._is_led = True
-        try:
-            while True:
-                # From here on a change of this process is not missed: the query comes after it.
-                self._stirred = anyio.Event()
-                await self._look()
-                if own.is_ready:
-                    return
-                with anyio.move_on_after(_POLL):
-                    async with anyio.create_task_group() as tasks:
-                        if self._database.can_listen and anyio.current_time() >= self._deaf_until:
-                            tasks.start_soon(self._listen)
-                        await self._stirred.wait()
-                        tasks.cancel_scope.cancel()
-        finally:
-            self._is_led = False
+        while True:
+            # From here on a change of this process is not missed: the query comes after it.
+            self._stirred = anyio.Event()
+            await self._look()
+            if own.is_done:
+                return
+            with anyio.move_on_after(_POLL):
+                async with anyio.create_task_group() as tasks:
+                    if self._database.can_listen and anyio.current_time() >= self._deaf_until:
+                        tasks.start_soon(self._listen)
+                    await self._stirred.wait()
+                    tasks.cancel_scope.cancel()
 
     async def _listen(self) -> None:
         """Look at once when the database notifies this process."""
@@ -116,7 +97,7 @@ class FeedWatch:
 
     async def _look(self) -> None:
         """Wake the readers of the accounts that have new changes."""
-        waiters = list(self._waiters)
+        waiters = list(self._leader.waiting)
         names = {each.account for each in waiters}
 
         def look(connection: sa.Connection) -> tuple[set[str], dict[str, int]]:
@@ -131,8 +112,7 @@ class FeedWatch:
         new, last = await self._database.read(look)
         for each in waiters:
             if each.account in new or last.get(each.account, 0) > each.number:
-                each.is_ready = True
-                each.event.set()
+                each.finish()
 
 
 def watch(database: Database) -> FeedWatch:

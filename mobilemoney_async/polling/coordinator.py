@@ -25,6 +25,7 @@ from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions, warn_of_store
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.values import refuse
+from mobilemoney_async.waiting import Signal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -59,7 +60,7 @@ class Coordinator:
     _local: TrackedPayments = attrs.field(factory=TrackedPayments)
     _outgoing: Outgoing = attrs.field(factory=Outgoing)
     _hints: HintThrottle = attrs.field(factory=HintThrottle)
-    _changed: anyio.Event = attrs.field(factory=anyio.Event)
+    _changed: Signal = attrs.field(factory=Signal)
     _is_listening: bool = False
     _backoff: Backoff = attrs.field(factory=lambda: Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
     _turn_at: float = math.inf
@@ -160,9 +161,7 @@ class Coordinator:
                 await self._peek()
             else:
                 # No await since the times were read: a `_stir` in between cannot be missed.
-                changed = self._changed
-                with anyio.CancelScope(deadline=min(self._turn_at, self._peek_at)):
-                    await changed.wait()
+                await self._changed.wait(until=min(self._turn_at, self._peek_at))
 
     async def listen(self) -> None:
         """Take a turn whenever the store notifies this process of a message; for ever, or until it cannot."""
@@ -213,8 +212,7 @@ class Coordinator:
         at = max(at, self._backoff.until)
         if at < self._turn_at:
             self._turn_at = at
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._changed.send()
 
     async def _take_turn(self) -> None:
         now = anyio.current_time()

@@ -30,6 +30,7 @@ from mobilemoney_async.events import (
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import News
 from mobilemoney_async.values import refuse, shown_id
+from mobilemoney_async.waiting import Signal
 
 UNREAD = 10_000
 """Outcomes that wait for a reader, or for a late `wait`, at most; beyond that the oldest are dropped."""
@@ -79,7 +80,7 @@ class Outcomes:
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
         self._end = self._unread = _Link(0)
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._is_closed = False
         self._latest: OrderedDict[str, Outcome] = OrderedDict()
         self._waiters: dict[str, _Waiter] = {}
@@ -106,14 +107,14 @@ class Outcomes:
         self._end = link.next = _Link(link.number + 1)
         if self._end.number - self._unread.number > UNREAD and self._unread.next is not None:
             self._unread = self._unread.next
-        self._wake()
+        self._changed.send()
 
     def close(self) -> None:
         """Release all waiting tasks, and end the readers once they have read everything."""
         self._is_closed = True
         for waiter in self._waiters.values():
             waiter.ended.set()
-        self._wake()
+        self._changed.send()
 
     async def wait(self, transaction_id: str) -> Outcome:
         """Wait until a tracked payment ends; raise `InvalidRequest` if the poller is closed before.
@@ -144,11 +145,6 @@ class Outcomes:
         if link.next.number > self._unread.number:
             self._unread = link.next
         return link.next
-
-    def _wake(self) -> None:
-        # Each event is set once: readers that wait hold the old one.
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 @attrs.define(eq=False)

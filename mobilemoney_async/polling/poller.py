@@ -37,6 +37,7 @@ from mobilemoney_async.polling.requests import Requester
 from mobilemoney_async.polling.scoring import InFlight, Lookup
 from mobilemoney_async.polling.sharing import Fleet, News, warn_of_store
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
+from mobilemoney_async.waiting import Signal, task_group
 
 __all__ = ["Poller", "PollerStats"]
 
@@ -91,18 +92,17 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
         self._fleet, self._resume = fleet, resume
-        self._coordinator = (
-            None
-            if fleet is None
-            else Coordinator(
-                fleet=fleet, planner=self._planner, utcnow=pipeline.utcnow, hand_out=self._hand_out, wake=self._wake
+        self._changed = Signal()
+        self._coordinator: Coordinator | None = None
+        if fleet is not None:
+            wake, utcnow = self._changed.send, pipeline.utcnow
+            self._coordinator = Coordinator(
+                fleet=fleet, planner=self._planner, utcnow=utcnow, hand_out=self._hand_out, wake=wake
             )
-        )
         # This poller's payments. The planner may have those of other processes too, or none.
         self._tracked: Planner | Coordinator = self._planner if self._coordinator is None else self._coordinator
         self._outcomes = Outcomes(lambda: not self._tracked)
         self._metrics = Metrics(pipeline.on_event, lambda: self.pending)
-        self._changed = anyio.Event()
         self._is_open = self._was_open = False
         self._in_flight = 0
         self._fault: Exception | None = None
@@ -114,33 +114,18 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._pipeline.wire.check_open()
         unfinished = [] if self._fleet is None else await self._fleet.join(resume=self._resume)
         self._was_open = True
-        failure: BaseException | None = None
         try:
-            async with self._pipeline.wire.in_use(), anyio.create_task_group() as group:
+            async with self._pipeline.wire.in_use(), task_group() as group:
                 self._begin(group, unfinished)
                 try:
                     yield self
-                except (GeneratorExit, anyio.get_cancelled_exc_class()):
-                    raise
-                except BaseException as exc:  # noqa: BLE001 (raised again outside the group, which would wrap it)
-                    failure = exc
                 finally:
                     # First the state, then the tasks: a waiter that wakes finds the poller closed.
                     self._close()
-                    group.cancel_scope.cancel()
-        except BaseExceptionGroup as exc:
-            if failure is not None:
-                logger.exception("the poller failed as well")
-            elif len(exc.exceptions) == 1:
-                failure = exc.exceptions[0]
-            else:
-                raise
         finally:
             # The tasks have ended: no turn of the coordinator runs beside this one.
             if self._coordinator is not None:
                 await self._coordinator.leave()
-        if failure is not None:
-            raise failure
 
     # Tracking
 
@@ -172,7 +157,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         deadline = math.inf if patience is None else now + patience
         if self._tracked.track(transaction_id, now, is_new=is_new, deadline=deadline):
             self._metrics.tracked(transaction_id)
-            self._wake()
+            self._changed.send()
 
     def hint(self, transaction_id: str) -> bool:
         """Note that a payment may have changed, for example from a callback, which is not trusted.
@@ -189,7 +174,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._check_open()
         is_tracked = require_identifier("transaction_id", transaction_id) in self._tracked
         if self._tracked.hint(transaction_id, anyio.current_time()):
-            self._wake()
+            self._changed.send()
         return is_tracked
 
     # Outcomes
@@ -290,16 +275,6 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._metrics.closed()
         self._outcomes.close()
 
-    def _wake(self) -> None:
-        """Let the tasks look at the state again. Each event is set once: sleeping tasks hold the old one."""
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def _sleep_until(self, at: float) -> None:
-        """Sleep until a time, or until something changes."""
-        with anyio.CancelScope(deadline=at):
-            await self._changed.wait()
-
     def _ready_at(self) -> float:
         if not self._planner or not self._may_send():
             return math.inf
@@ -315,7 +290,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             at = math.inf if self._in_flight >= _MOST_IN_FLIGHT else self._ready_at()
             queued_at = anyio.current_time()
             if at > queued_at:
-                await self._sleep_until(at)
+                await self._changed.wait(until=at)
                 continue
             # The slot comes before the choice. During this wait answers arrive, payments come and go, and the lease may
             # be lost: everything is checked again. From here to `Planner.send` there is no await.
@@ -341,7 +316,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                 assert each.error is not None
                 each.error.__cause__ = self._fault
             self._hand_out(given_up)
-            await self._sleep_until(self._tracked.give_up_at())
+            await self._changed.wait(until=self._tracked.give_up_at())
 
     async def _answer(self, sent: InFlight) -> None:
         """Send a request, and take its answer or its fault. Up to four of these run at once."""
@@ -365,7 +340,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                 return
         finally:
             self._in_flight -= 1
-            self._wake()
+            self._changed.send()
         if self._coordinator is None:
             self._hand_out(endings)
         else:

@@ -23,6 +23,7 @@ from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.page_choice import PageSweep
+from mobilemoney_async.waiting import Signal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -72,7 +73,7 @@ class BulkLookup:
         self._pages: int | None = None
         self._flying = 0
         self._arrived: deque[Lookup | Exception] = deque()
-        self._arrival = anyio.Event()
+        self._arrival = Signal()
 
     def __aiter__(self) -> Self:
         return self
@@ -90,7 +91,6 @@ class BulkLookup:
                 _start_task(partial(self._look_up, transaction_id))
             if not self._flying:
                 raise StopAsyncIteration
-            self._arrival = anyio.Event()
             await self._arrival.wait()
         arrived = self._arrived.popleft()
         if isinstance(arrived, Exception):
@@ -131,7 +131,7 @@ class BulkLookup:
             self._arrived.append(exc)
         finally:
             self._flying -= 1
-            self._arrival.set()
+            self._arrival.send()
 
 
 class Prefetch(Generic[T]):
