@@ -84,7 +84,8 @@ def read_url(url: object) -> sa.URL:
     if read is None or driver not in {"postgres", "postgresql", "postgresql+psycopg"}:
         del read  # a tuple, with the password in it
         kind, _, name = driver.partition("+")
-        advice = f"the driver of the store is psycopg, not {name}" if kind == "postgresql" else ""
+        advice = "the store's driver is psycopg: write postgresql+psycopg://; your own engine may keep " + name
+        advice = advice if kind == "postgresql" else ""
         raise refuse("url", _ACCEPTS, f"{driver}://…" if driver else url_shape(url), advice)
     try:
         import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)

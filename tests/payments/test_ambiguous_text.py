@@ -182,7 +182,7 @@ def test_a_number_that_only_looks_right_is_refused_with_its_cause(number: Any, c
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgresql+asyncpg://me:secret@host/db", "asyncpg"),
+        ("postgresql+asyncpg://me:secret@host/db", "postgresql+asyncpg://…"),
         ("mysql://host/db", "mysql://…"),
         ("me:secret@host://x", "str"),
         ("me:secret@host", "str"),
@@ -192,5 +192,5 @@ def test_a_stores_url_of_another_driver_is_named_by_its_scheme(url: str, shown: 
     """The rest may hold a password."""
     with pytest.raises(InvalidRequest) as caught:
         SQLStore(url)
-    assert str(caught.value).rpartition(", not ")[2].strip("'") == shown
+    assert str(caught.value).rpartition(", not ")[2].partition(";")[0].strip("'") == shown
     assert "secret" not in str(caught.value)

@@ -132,7 +132,8 @@ def test_a_database_that_is_refused(url: str) -> None:
 @pytest.mark.parametrize("name", ["asyncpg", "psycopg2", "pg8000"])
 def test_another_driver_of_postgresql_is_named(name: str) -> None:
     """A URL that the rest of a program uses is refused by its cause, without its password."""
-    with pytest.raises(InvalidRequest, match=f"the driver of the store is psycopg, not {name}") as caught:
+    advice = rf"write postgresql\+psycopg://; your own engine may keep {name}$"
+    with pytest.raises(InvalidRequest, match=advice) as caught:
         SQLStore(f"postgresql+{name}://user:hunter2@host/payments")
     assert f"not 'postgresql+{name}://…'" in str(caught.value)
 
