@@ -71,11 +71,13 @@ napoleon_use_rtype = False
 
 # The side bar. It is here, since GitHub would show a directive in `index.md` as source text.
 CONTENTS = {
-    "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
-    "Your backend": "books fastapi aiohttp starlette django data workers scripts platform privacy callbacks"
-    " observability production limitations",
-    "Trying and testing": "sandbox testing testing-your-shop",
-    "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
+    "Start": "quickstart postgres-shop access configuration scripts",
+    "Take payments": "collections following-payments lookups errors payments books fastapi aiohttp starlette django"
+    " data callbacks",
+    "Pay out": "disbursements workers",
+    "Run it": "production rate-limits observability platform privacy cli limitations",
+    "Test it": "testing testing-your-shop sandbox",
+    "Reference and project": "reference/index comparison benchmarks design changelog contributing security",
 }
 
 # Pages that stand in for files outside this folder, where GitHub and readers of the code expect them.

@@ -1,5 +1,6 @@
 """All code in README and docs runs."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
     if output:
         printed = re.sub(" +$", "", ran.stdout, flags=re.MULTILINE)
         assert re.fullmatch(".*".join(map(re.escape, output.split("…"))), printed, re.DOTALL), printed
+
+
+PART = re.compile(r"<!-- not run[^\n]*part of (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+PARTS = [
+    pytest.param(file, code, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, (file, code) in enumerate(PART.findall(page.read_text("utf-8")), start=1)
+]
+
+
+@pytest.mark.parametrize(("file", "code"), PARTS)
+def test_a_part_of_an_example_is_in_it(file: str, code: str) -> None:
+    """Each statement that a page shows of an example stands in the example, whatever its line breaks."""
+    whole = {ast.unparse(node) for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8")))}
+    assert [ast.unparse(node) for node in ast.parse(code).body if ast.unparse(node) not in whole] == []
 
 
 CODE = re.compile(r"^```(?:python|bash|toml|yaml|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)

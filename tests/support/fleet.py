@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.abc
@@ -70,16 +70,16 @@ class Fleet:
         except TimeoutError:
             pytest.fail(self.said())
 
-    def strike(self, act: Callable[[], object], *, after: int = 0) -> None:
-        """Do something in the middle of a disbursement, when the service has made it: after so many others."""
+    def strike(self, act: Callable[[], object], *, after: int = 0, on: Literal["b2c", "c2b"] = "b2c") -> None:
+        """Do something in the middle of a create, when the service has made it: after so many others."""
 
         def change(reply: Any) -> Any:
             act()
             return reply
 
         if after:
-            self.sandbox.script(faults.latency(0), on="b2c", times=after)
-        self.sandbox.script(faults.Fault(name="struck", change=change), on="b2c")
+            self.sandbox.script(faults.latency(0), on=on, times=after)
+        self.sandbox.script(faults.Fault(name="struck", change=change), on=on)
 
 
 def kill(process: anyio.abc.Process) -> None:

@@ -1,0 +1,92 @@
+"""Tests of the shop. Each customer's number decides how the payment ends: `mobilemoney sandbox numbers`."""
+
+import alembic.command
+import alembic.config
+import anyio
+import httpx
+import pytest
+import sqlalchemy as sa
+from conftest import Open
+
+from mobilemoney_async.sandbox import Sandbox, faults
+
+pytestmark = pytest.mark.anyio
+ORDER = "order-0123456789"
+
+
+async def pay(browser: httpx.AsyncClient, phone_number: str, order: str = ORDER) -> httpx.Response:
+    return await browser.post(f"/orders/{order}", json={"item": "coffee", "phone_number": phone_number})
+
+
+async def settled(browser: httpx.AsyncClient, order: str = ORDER) -> str:
+    while (answer := await browser.get(f"/orders/{order}")).status_code == 202:
+        await anyio.sleep(1)
+    await anyio.sleep(5)  # for the books
+    return str(answer.json()["state"])
+
+
+def rows(database: sa.Engine, statement: str) -> list[tuple[object, ...]]:
+    with database.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(statement))]
+
+
+@pytest.mark.parametrize(
+    ("phone_number", "shown", "shipments"),
+    [
+        ("0780 000 789", "succeeded", 1),
+        ("0780 000 039", "failed", 0),
+        ("0780 000 408", "expired", 0),
+        ("0780 000 203", "succeeded", 1),  # paid, but the answer to our request was lost
+    ],
+)
+async def test_what_is_paid_is_shipped_once(
+    open_shop: Open, database: sa.Engine, phone_number: str, shown: str, shipments: int
+) -> None:
+    async with open_shop() as first, open_shop() as second:  # two workers, both read the changes
+        assert [(await pay(browser, phone_number)).status_code for browser in (first, second)] == [202, 202]
+        assert await settled(first) == shown
+    assert rows(database, "SELECT state FROM orders") == [("paid" if shipments else "unpaid",)]
+    assert len(rows(database, "SELECT * FROM shipments")) == shipments
+
+
+async def test_an_order_without_its_payment_is_not_recorded(open_shop: Open, database: sa.Engine) -> None:
+    async with open_shop() as browser:
+        answer = await pay(browser, "0222 111 000")
+    assert (answer.status_code, answer.json()["argument"]) == (422, "phone_number")
+    assert rows(database, "SELECT id FROM orders") == []
+
+
+async def test_books_that_were_closed_go_on_where_they_were(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    async with open_shop() as browser:
+        await pay(browser, "0780 000 129")  # open until somebody decides
+        await anyio.sleep(10)
+    (transaction_id,) = mobilemoney_sandbox.transactions
+    mobilemoney_sandbox.approve(transaction_id)
+    async with open_shop() as browser:
+        assert await settled(browser) == "succeeded"
+    assert rows(database, "SELECT order_id FROM shipments") == [(ORDER,)]
+
+
+async def test_the_service_is_away_for_a_minute(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    mobilemoney_sandbox.script(faults.refused(), times=10)
+    async with open_shop() as browser:
+        assert (await pay(browser, "0780 000 789")).status_code == 202
+        assert await settled(browser) == "succeeded"
+    assert len(mobilemoney_sandbox.transactions) == len(rows(database, "SELECT * FROM shipments")) == 1
+
+
+async def test_a_stranger_cannot_ring_a_phone_all_day(open_shop: Open) -> None:
+    async with open_shop() as browser:
+        answers = [await pay(browser, "0780 000 789", f"order-{number:016d}") for number in range(6)]
+    assert [answer.status_code for answer in answers] == [202] * 5 + [429]
+
+
+async def test_the_tables_are_those_of_the_models(
+    open_shop: Open, database: sa.Engine, migrations: alembic.config.Config
+) -> None:
+    async with open_shop():  # makes the library's tables, which alembic leaves alone
+        alembic.command.check(migrations)

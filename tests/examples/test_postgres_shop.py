@@ -1,0 +1,141 @@
+"""The shop of examples/postgres_shop, as its user runs it: alembic, PostgreSQL, three workers of uvicorn, its tests."""
+
+import os
+import re
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import sqlalchemy as sa
+
+import _mobilemoney_pytest
+from mobilemoney_async.sandbox import faults
+from tests.support.databases import Postgres, postgres
+from tests.support.fleet import Fleet, fleet_environment, make_sandbox
+from tests.support.patience import PATIENCE
+from tests.support.shops import EXAMPLES
+from tests.support.warm import run_pytest_alone
+
+FOLDER = EXAMPLES / "postgres_shop"
+CUSTOMERS = [f"0681 234 {number:03d}" for number in range(24)] + ["0780 000 039", "0780 000 203"]
+SERVE = (
+    sys.executable,
+    "-m",
+    "uvicorn",
+    "--workers=3",
+    "--timeout-graceful-shutdown=5",
+    "--timeout-worker-healthcheck=20",
+)
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres() as running:
+        yield running
+
+
+def new_database(server: Postgres) -> str:
+    """Return the URL of a new database; asyncpg knows no empty host before one in the query."""
+    url = sa.make_url(server.new_database())
+    url = sa.URL.create("postgresql", url.username, url.password, database=url.database, query=url.query)
+    return url.render_as_string(hide_password=False)
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(statement))]
+
+
+def workers(pid: int) -> list[int]:
+    """Return the processes that serve, which the server has started."""
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split())
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of the example, with the address of a database that they may empty."""
+    monkeypatch.setenv("DATABASE_URL", new_database(server))
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
+    ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error", "-c", os.devnull, "--rootdir=.", ".")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^9 passed", ran.stdout, re.MULTILINE), ran.stdout
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path) -> None:
+    """Three workers: one is killed while a payment is under way, all are restarted one by one, answers are lost."""
+    sandbox, url = make_sandbox(), new_database(server)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        shop = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with sandbox.serve() as base_url:
+        variables = {"DATABASE_URL": url, "MOBILEMONEY_TIMEOUT": "5", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        env = fleet_environment(sandbox, base_url, tmp_path, **variables)
+        del env["MOBILEMONEY_STORE"]
+        fleet = Fleet(sandbox=sandbox, folder=tmp_path, env=env)
+        migrate = [sys.executable, "-m", "alembic", "-c", str(FOLDER / "alembic.ini"), "upgrade", "head"]
+        await anyio.run_process(migrate, env=env, cwd=tmp_path)
+        served = (*SERVE, f"--app-dir={FOLDER}", f"--port={shop.rpartition(':')[2]}", "--factory", "app:create_app")
+        async with fleet.process(*served) as process, httpx.AsyncClient(base_url=shop, timeout=PATIENCE) as browser:
+            await fleet.until(lambda: fleet.said().count("Application startup complete") == 3)
+
+            async def buy(customers: list[str]) -> None:
+                """Click until the shop has taken the order: a worker may be gone before it has answered."""
+                for phone_number in customers:
+                    number = f"order-{CUSTOMERS.index(phone_number):016d}"
+                    cart = {"item": "tea", "phone_number": phone_number}
+                    status = 0
+                    with anyio.fail_after(PATIENCE):
+                        while status not in {200, 202}:
+                            try:
+                                status = (await browser.post(f"/orders/{number}", json=cart)).status_code
+                            except httpx.TransportError:
+                                await anyio.sleep(0.1)  # real time: a customer who clicks again
+
+            (victim, *_) = workers(process.pid)
+            sandbox.script(faults.drop(processed=True), on="c2b", times=2)
+            fleet.strike(lambda: os.kill(victim, signal.SIGKILL), after=5, on="c2b")
+            async with anyio.create_task_group() as tasks:
+                for start in range(0, 13, 4):
+                    tasks.start_soon(buy, CUSTOMERS[start : min(start + 4, 13)])
+            await fleet.until(lambda: victim not in workers(process.pid) and len(workers(process.pid)) == 3)
+            before = workers(process.pid)
+            asked = 0
+
+            def are_new() -> bool:
+                """Ask for a rolling restart, again where a busy machine was too slow for the health check."""
+                nonlocal asked
+                if fleet.said().count("aborting the restart") == asked:
+                    process.send_signal(signal.SIGHUP)
+                    asked += 1
+                now = workers(process.pid)
+                return len(now) == 3 and not {*before} & {*now}
+
+            are_new()
+            await buy(CUSTOMERS[13:])
+            await fleet.until(are_new)
+            await fleet.until(lambda: not rows(url, "SELECT 1 FROM orders WHERE state = 'open'"))
+            process.terminate()
+            with anyio.fail_after(PATIENCE):
+                await process.wait()
+    assert "Traceback" not in fleet.said()
+    made = Counter(each.phone_number for each in sandbox.transactions.values())
+    assert [*made.values()] == [1] * len(CUSTOMERS)
+    paid = {each.phone_number for each in sandbox.transactions.values() if each.status == "SUCCESS"}
+    assert sandbox.ledger.collected == Decimal(6_500) * len(paid)
+    assert rows(url, "SELECT phone_number FROM orders WHERE state = 'paid' ORDER BY id") == [
+        (number,) for number in sorted(paid)
+    ]
+    shipped = "SELECT phone_number FROM shipments JOIN orders ON id = order_id ORDER BY id"
+    assert rows(url, shipped) == [(number,) for number in sorted(paid)]
