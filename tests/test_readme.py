@@ -109,23 +109,39 @@ def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_the_start_of_the_readme_has_everything_for_a_newcomer() -> None:
-    """Before its first section the README has the commands, a payment, two pictures, and claims with their proofs."""
-    top = README[: README.index("\n## ")]
-    assert top.count("```bash") == 2 and top.count("```python") == 1
-    assert re.findall(r"!\[[^\]]+\]\(([^)]+)\)", top) == ["docs/images/phone-page.png", "benchmarks/goodput.svg"]
-    claims = [line for line in top.splitlines() if line.startswith("| **")]
-    assert len(claims) == 5 and all(LINK.search(claim) for claim in claims)
+def test_the_readme_has_its_shape() -> None:
+    """Newcomers get command, payment and picture before the first section, then five promises with one link each."""
+    top, _, rest = README.partition("\n## ")
+    assert top.count("```bash") == top.count("```python") == 1
+    assert re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README) == ["docs/images/phone-page.png"]
+    assert "docs/images/phone-page.png" in top
+    promises = re.findall(r"^- \*\*.*?(?=^- |^\n)", rest.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    assert [len(LINK.findall(each)) for each in promises] == [1] * 5
+    assert [line for line in README.splitlines() if line.startswith("## ")] == [
+        "## Five promises",
+        "## The PostgreSQL shop in 13 lines",
+        "## Is it for me?",
+        "## Where to go on",
+        "## Developing",
+    ]
 
 
-def test_only_what_needs_an_account_is_not_run() -> None:
-    """All blocks run except one, which names its reason."""
-    assert len(BLOCKS) == README.count("```python") == 6
-    assert len(RUNNABLE) == 5
+def test_the_readme_is_short() -> None:
+    """It has at most 900 words outside code and tables."""
+    text = re.sub(r"```.*?```|^\|.*?$", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert len(text.split()) <= 900
 
 
-def test_the_commands_are_the_first_two_blocks_and_what_ci_runs() -> None:
-    """The README opens with the demonstration and the checks; CI runs exactly these checks first, then the rest."""
+def test_the_readme_shows_one_program_and_a_part_of_the_shop() -> None:
+    """All blocks run except the shop in thirteen lines, which names its example."""
+    assert [bool(mark) for mark, _, _ in BLOCKS] == [False, True]
+    assert len(BLOCKS) == README.count("```python")
+    assert BLOCKS[1][1].count("\n") == 13
+
+
+def test_the_commands_are_the_only_two_bash_blocks_and_what_ci_runs() -> None:
+    """README opens with the demonstration; the checks stand under Developing; CI runs these first, then the rest."""
     commands = re.findall(r"```bash\n(.*?)\n```", README)
     assert commands == ['pip install ".[all]" && mobilemoney demo', "pip install nox && nox"]
+    assert README.index("## Developing") < README.index(commands[1])
     assert "\npip install nox && nox\nnox -t full\n" in (ROOT / ".ci" / "run").read_text("utf-8")
