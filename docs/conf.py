@@ -75,7 +75,7 @@ CONTENTS = {
     "Take payments": "collections following-payments lookups errors payments books fastapi aiohttp starlette django"
     " data callbacks",
     "Pay out": "disbursements workers",
-    "Run it": "production rate-limits observability platform privacy cli limitations",
+    "Run it": "production servers rate-limits observability platform privacy cli limitations",
     "Test it": "testing testing-your-shop sandbox",
     "Reference and project": "reference/index comparison benchmarks design changelog contributing security",
 }
