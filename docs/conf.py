@@ -72,12 +72,12 @@ napoleon_use_rtype = False
 # The side bar. It is here, since GitHub would show a directive in `index.md` as source text.
 CONTENTS = {
     "Start": "quickstart postgres-shop access configuration scripts",
-    "Take payments": "collections following-payments lookups errors payments books fastapi aiohttp starlette django"
+    "Take payments": "collections following-payments lookups errors payments books fastapi aiohttp django"
     " data callbacks",
     "Pay out": "disbursements workers",
-    "Run it": "production servers rate-limits observability platform privacy cli limitations",
+    "Run it": "production operators database servers rate-limits observability platform privacy cli limitations",
     "Test it": "testing testing-your-shop sandbox",
-    "Reference and project": "reference/index comparison benchmarks design changelog contributing security",
+    "Reference and project": "reference/index comparison evidence benchmarks design changelog contributing security",
 }
 
 # Pages that stand in for files outside this folder, where GitHub and readers of the code expect them.

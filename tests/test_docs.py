@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from mobilemoney_async import MobileMoneyError, errors
+from mobilemoney_async import AsyncClient, Merchants, MobileMoneyError, RateLimiter, RetryPolicy, SQLStore, errors
 from mobilemoney_async.cli.app import app
+from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.payments import records
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, states
 from mobilemoney_async.sandbox.endpoints import ROUTES
@@ -283,6 +284,69 @@ def test_every_picture_has_a_text(page: Path) -> None:
     assert [target for alt, target in re.findall(r"!\[(.*?)\]\((.*?)\)", text, re.DOTALL) if len(alt) < 10] == []
 
 
+def prose(page: Path) -> str:
+    """Return what a reader reads of a page: all but code."""
+    return re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+
+
+def test_a_page_has_one_name() -> None:
+    """A link of the index to a whole page has its title; the side bar shows titles, and has each page."""
+    wrong = []
+    for text, target in re.findall(r"\[([^\]]+)\]\(([\w/-]+\.md)\)", prose(DOCS / "index.md")):
+        (title, *_) = HEADING.findall((DOCS / target).read_text("utf-8"))
+        if text != title:
+            wrong.append((text, title))
+    assert wrong == []
+    (contents,) = re.findall(r"^CONTENTS = ({.*?^})", (DOCS / "conf.py").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    listed = " ".join(ast.literal_eval(contents).values()).split()
+    assert sorted(listed) == sorted({"reference/index", *(each.stem for each in DOCS.glob("*.md"))} - {"index"})
+
+
+def test_each_reader_has_a_path_of_half_an_hour() -> None:
+    """Each of the four readers of the index has at most 5,500 words to read, code aside."""
+    _, _, rest = prose(DOCS / "index.md").partition("| you are |")
+    paths = re.findall(r"^\| an? ([\w ]+) \| (.*) \|$", rest.partition("Or the page")[0], re.MULTILINE)
+    pages = {"contributing.md": ROOT / "CONTRIBUTING.md"}
+    words = {
+        reader: sum(len(prose(pages.get(each, DOCS / each)).split()) for each in re.findall(r"\(([\w-]+\.md)\)", path))
+        for reader, path in paths
+    }
+    assert list(words) == ["backend developer", "operator", "platform engineer", "maintainer"]
+    assert {reader: count for reader, count in words.items() if count > 5_500} == {}
+
+
+def test_the_guarantee_is_read_in_minutes() -> None:
+    """Its page has at most 700 words outside its tables."""
+    text = re.sub(r"^\|.*$", "", prose(DOCS / "payments.md"), flags=re.MULTILINE)
+    assert len(text.split()) <= 700
+
+
+def test_no_setting_leaves_the_docs() -> None:
+    """Each argument of what users configure, each variable and each extra is in a page beside the reference."""
+    text = "\n".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
+    configured = (
+        AsyncClient,
+        AsyncClient.dispatcher,
+        AsyncClient.poller,
+        Backend,
+        Merchants,
+        RateLimiter,
+        RetryPolicy,
+        SQLStore,
+    )
+    names = {name for each in configured for name in inspect.signature(each).parameters} - {"self", "utcnow"}
+    sources = "".join(file.read_text("utf-8") for file in (ROOT / "mobilemoney_async" / "configuration").glob("*.py"))
+    names |= set(re.findall(r'"(MOBILEMONEY_[A-Z_]+[A-Z])"', sources))
+    names |= set(
+        re.findall(
+            r"^(\w+) = \[",
+            (ROOT / "pyproject.toml").read_text("utf-8").partition("optional-dependencies]")[2].partition("\n[")[0],
+            re.MULTILINE,
+        )
+    )
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", text)) == []
+
+
 @pytest.mark.parametrize(
     ("query", "page"),
     [
@@ -293,7 +357,7 @@ def test_every_picture_has_a_text(page: Path) -> None:
         ("errors", "errors"),
         ("going to production", "production"),
         ("known limitations", "limitations"),
-        ("litestar", "starlette"),
+        ("litestar", "fastapi"),
         ("monitoring", "observability"),
         ("notebook", "scripts"),
         ("rate limit", "rate-limits"),

@@ -14,7 +14,7 @@ nothing is concluded from silence:
   and after it are shown, and recognised by the very rule that looks for it.
 - A bisection, which reads a part of the list, may find a payment. It never shows that one is absent.
 
-Assumptions that are left (docs/payments.md has them for the merchant):
+Assumptions that are left (docs/evidence.md has them for the merchant):
 
 - A list that shows the payments before and after a time hides no single transaction between them, in any state.
 - The service does not write one payment with another amount, another number or the other type, and its neighbours

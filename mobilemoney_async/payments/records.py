@@ -371,7 +371,7 @@ class Clearance(enum.Enum):
 def clearance(
     record: PaymentRecord, now: datetime | None, *, absent_suffices: bool = True, grace: float = 0.0
 ) -> Clearance:
-    """Return whether a key that was used may be sent again; docs/payments.md has the reasons.
+    """Return whether a key that was used may be sent again; docs/evidence.md has the reasons.
 
     Args:
         record: The record of its payment.

@@ -56,7 +56,7 @@ class History:
             await self._open(plan.minutes * 60, lambda: not laws.unsettled(world, self.orders))
             if world.strikes("restored_backup") and world.restore_backup():
                 # Its newest payment is older than five minutes, and the list shows what was paid last: the conditions
-                # under which docs/payments.md promises that the store is found to be behind.
+                # under which docs/database.md promises that the store is found to be behind.
                 await anyio.sleep(400 + plan.grace)
             began = world.now()
             await anyio.sleep(dice.choice([1, 60, 3_600, 12 * 3_600, 86_400]))
