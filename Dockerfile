@@ -1,10 +1,12 @@
 # The sandbox: `docker compose up`, or `docker build -t mobilemoney-sandbox .`
-FROM python:3.13-slim AS build
-COPY pyproject.toml README.md LICENSE sbom.cdx.json _mobilemoney_pytest.py /src/
+# Pinned, as pip is: Dependabot raises both.
+FROM python:3.13.9-slim-trixie AS build
+COPY pyproject.toml hatch_build.py README.md LICENSE sbom.cdx.json _mobilemoney_pytest.py /src/
 COPY mobilemoney_async /src/mobilemoney_async
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir "/src[cli,sandbox]"
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir pip==26.3 \
+    && /venv/bin/pip install --no-cache-dir "/src[cli,sandbox]"
 
-FROM python:3.13-slim
+FROM python:3.13.9-slim-trixie
 COPY --from=build /venv /venv
 USER 65534
 EXPOSE 8765

@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -320,9 +321,17 @@ def release_check(session: nox.Session) -> None:
         session.error("the wheel does not name its licences, or lacks the text of one")
     if not any(name.endswith(".dist-info/sboms/sbom.cdx.json") for name in names):
         session.error("the wheel lacks its bill of materials")
-    version = path.name.split("-")[1]
-    if f"## [{version}]" not in Path("CHANGELOG.md").read_text(encoding="utf-8"):
-        session.error(f"CHANGELOG.md says nothing about {version}")
+    if re.search(r"\]\((?!https?:|mailto:|#)", metadata):
+        session.error("the long description has links that lead nowhere on an index of packages")
+    version, changes = path.name.split("-")[1], Path("CHANGELOG.md").read_text(encoding="utf-8")
+    if ".dev" not in version:
+        if f"## [{version}]" not in changes:
+            session.error(f"CHANGELOG.md says nothing about {version}")
+        if re.search(r"^## \[Unreleased\]\n+(?!\n|## \[)", changes, re.MULTILINE):
+            session.error("CHANGELOG.md has changes under Unreleased")
+    missing = missing_from_sdist(session, dist)
+    if missing:
+        session.error(f"the sdist lacks {', '.join(sorted(missing))}")
     quick_start = re.search(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert quick_start is not None
 
@@ -336,6 +345,17 @@ def release_check(session: nox.Session) -> None:
     run(str(programs / "python"), "-W", "error", "-c", quick_start[1])
     run(str(programs / "mobilemoney"), "--version")
     run(str(programs / "mobilemoney"), "demo")
+
+
+def missing_from_sdist(session: nox.Session, dist: Path) -> set[str]:
+    """Return the files of the repository that the sdist lacks: `nox` runs from either. None outside a checkout."""
+    if not Path(".git").exists():
+        return set()
+    kept = str(session.run("git", "ls-files", external=True, silent=True)).splitlines()
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as content:
+        packed = {name.partition("/")[2] for name in content.getnames()}
+    return {*kept} - packed
 
 
 @nox.session(default=False)

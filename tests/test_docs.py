@@ -321,6 +321,21 @@ def test_the_guarantee_is_read_in_minutes() -> None:
     assert len(text.split()) <= 700
 
 
+def test_a_measured_figure_is_that_of_the_results() -> None:
+    """A figure of the benchmarks carries date and commit, by which it is in `results.json`; none stands without."""
+    rows = [row for each in json.loads((ROOT / "benchmarks/results.json").read_text("utf-8")).values() for row in each]
+    unknown = []
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        text = " ".join(prose(page).split())
+        for sentence, date, commit in re.findall(r"(.{60}) \((\d{4}-\d\d-\d\d) ([0-9a-f]{9})\)", text):
+            measured = [row for row in rows if (row["date"], row["commit"]) == (date, commit)]
+            values = {str(row.get(each)) for row in measured for each in ("value", "ratio")}
+            if not values & {each.replace(" ", "") for each in re.findall(r"[\d.,]*\d ?(?:%|\w+)", sentence)}:
+                unknown.append((page.name, sentence))
+        unknown += [(page.name, each) for each in re.findall(r"[\d.,]+ (?:µs|times faster|times slower)", text)]
+    assert unknown == []
+
+
 def test_no_setting_leaves_the_docs() -> None:
     """Each argument of what users configure, each variable and each extra is in a page beside the reference."""
     text = "\n".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
