@@ -366,13 +366,18 @@ class AsyncClient:
         # Here, since it takes a tenth of the import, and most programs that only pay never follow.
         from mobilemoney_async.polling.poller import Poller
 
-        fleet = None
+        channel = None
         if self._store is not None and self._recovery is not None:
-            from mobilemoney_async.sharing.poller import join_fleet
+            from mobilemoney_async.sharing.poller import open_channel
 
-            fleet = join_fleet(self._store, self._recovery.binding, self._pipeline)
+            channel = open_channel(self._store, self._recovery.binding, self._pipeline)
         return Poller(
-            self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
+            self._pipeline,
+            timeout=timeout,
+            min_interval=min_interval,
+            schedule=schedule,
+            channel=channel,
+            resume=resume,
         )
 
     def dispatcher(self, *, per_minute: float = 45.0, pause_after: int | None = 20) -> Dispatcher:

@@ -106,7 +106,7 @@ class Claim(Protocol):
         """Raise `ClaimEndedError` if another host may serve the account by now. Called before each request is sent."""
         ...
 
-    def note_poller(self, name: str | None, followed: int, told: int) -> None:
+    def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
         """Note the poller that holds the account's lease, if it is one of this host."""
         ...
 

@@ -297,8 +297,8 @@ leases: sa.Table = sa.Table(
     *_columns(sa.Text, "holder", "host"),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
     *_columns(sa.Double, "until", "written", nullable=False, default=0.0),
-    sa.Column("followed", sa.BigInteger, nullable=False, default=0),
-    sa.Column("told", sa.BigInteger, nullable=False, default=0),
+    sa.Column("subscription_number", sa.BigInteger, nullable=False, default=0),
+    sa.Column("message_number", sa.BigInteger, nullable=False, default=0),
 )
 
 # Hosts of a platform that take accounts, until a time of the store's clock; and when each looked for work last.
@@ -319,23 +319,23 @@ account_claims: sa.Table = sa.Table(
     sa.Column("work", sa.Integer, nullable=False),
 )
 
-# Payments that each poller, the follower, tracks, and the messages to it: `told` numbers the latest one, which has the
-# payment's state or the error that ends its tracking. Those that have ended are kept until they have arrived; final
-# states of ids without a record until their time `until`, since no other table has them.
-followed: sa.Table = sa.Table(
-    "mobilemoney_followed",
+# Payments that each poller, the follower, tracks, and the messages to it: `message_number` is that of the latest one,
+# which has the payment's state or the error that ends its tracking. Those that have ended are kept until they have
+# arrived; final states of ids without a record until their time `until`, since no other table has them.
+subscriptions: sa.Table = sa.Table(
+    "mobilemoney_subscriptions",
     METADATA,
     *_columns(sa.Text, "account", "transaction_id", "follower", primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("hinted", sa.BigInteger, nullable=False, default=0),
     *_columns(sa.Boolean, "is_new", "has_deadline", nullable=False),
     *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
-    sa.Column("told", sa.BigInteger, nullable=False, default=0),
+    sa.Column("message_number", sa.BigInteger, nullable=False, default=0),
     sa.Column("has_ended", sa.Boolean, nullable=False, default=False),
     *_columns(sa.Text, "transaction", "error"),
     sa.Column("lag", sa.Double),
-    sa.Index("mobilemoney_followed_number", "account", "number"),
-    sa.Index("mobilemoney_followed_follower", "account", "follower", "told"),
+    sa.Index("mobilemoney_subscriptions_number", "account", "number"),
+    sa.Index("mobilemoney_subscriptions_follower", "account", "follower", "message_number"),
 )
 
 budgets: sa.Table = sa.Table(

@@ -80,9 +80,9 @@ class Claim:
             said = said if self.has_rivals else "the account's claim has ended: the store was not reached for too long"
             raise ClaimEndedError(said, outcome="not_sent")
 
-    def note_poller(self, name: str | None, followed: int, told: int) -> None:
+    def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
         """Note the poller that holds the account's lease, if it is one of this host."""
-        self.poller = None if name is None else (name, followed, told)
+        self.poller = None if name is None else (name, subscription_number, message_number)
 
     def note_work(self, work: Work) -> None:
         """Note which work is due."""
@@ -255,8 +255,10 @@ def _renew(
         is_poller = (here.name == "poller", accounts, holders)
         # One that is locked renews itself, or gives its lease back.
         run(leases.update().where(_unlocked(leases, *is_poller)).values(lease))
-        rows = run(sa.select(here.account, here.holder, here.followed, here.told).where(*is_poller))
-        seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
+        rows = run(
+            sa.select(here.account, here.holder, here.subscription_number, here.message_number).where(*is_poller)
+        )
+        seen = {row.account: (row.holder, row.subscription_number, row.message_number) for row in rows}
     new, surplus = dict[str, int](), 0
     if most > 0:
         shares = _shares(connection, {*living, host}, now)

@@ -27,11 +27,11 @@ from mobilemoney_async.database.schema import (
     batch_lines,
     batches,
     erasures,
-    followed,
     history,
     lock_row,
     logins,
     payments,
+    subscriptions,
     unmatched,
 )
 from mobilemoney_async.database.serialization import dump, load
@@ -80,7 +80,7 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
     key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key or ""
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
-    for name, table in (("mobilemoney_logins", logins), ("mobilemoney_followed", followed)):
+    for name, table in (("mobilemoney_logins", logins), ("mobilemoney_subscriptions", subscriptions)):
         rows[name] = run(table.delete().where(table.c.account == journal.account)).rowcount
     values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None}
     run(accounts.update().where(here).values(state=str(AccountState.REMOVED), state_at=at, **values))
@@ -185,7 +185,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]
         of_row = (unmatched.c.account == journal.account, unmatched.c.number_digest == digest(key, number))
         count(unmatched, run(unmatched.update().where(*of_row).values(shown_number="erased", note=None)).rowcount)
         ids = [row.key for row in found]
-        count(followed, _erase_messages(journal, ids))
+        count(subscriptions, _erase_messages(journal, ids))
     return rows
 
 
@@ -194,8 +194,12 @@ def _erase_messages(journal: Journal, keys: Sequence[str]) -> int:
     count = 0
     for some in chunks(keys):
         ids = sa.select(_columns.transaction_id).where(_columns.account == journal.account, _columns.key.in_(some))
-        here = (followed.c.account == journal.account, followed.c.has_ended, followed.c.transaction_id.in_(ids))
-        count += journal.connection.execute(followed.delete().where(*here)).rowcount
+        here = (
+            subscriptions.c.account == journal.account,
+            subscriptions.c.has_ended,
+            subscriptions.c.transaction_id.in_(ids),
+        )
+        count += journal.connection.execute(subscriptions.delete().where(*here)).rowcount
     return count
 
 

@@ -22,7 +22,15 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions, warn_of_store
+from mobilemoney_async.polling.sharing import (
+    Incoming,
+    Outgoing,
+    PollerChannel,
+    StatusUpdate,
+    Subscription,
+    Subscriptions,
+    warn_of_store,
+)
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.values import refuse
 from mobilemoney_async.waiting import Signal
@@ -34,11 +42,11 @@ _HOLD = 3600.0
 # Interval between two checks for expired subscriptions, seconds.
 _SWEEP = 15.0
 # After so long without an answer another process makes the requests, seconds: the fault may be this one's.
-_UNWELL = 120.0
-# Shortest time between two turns for messages of others, seconds.
-_BREATH = 0.05
+_STEP_DOWN_AFTER = 120.0
+# Shortest time between two syncs for messages of others, seconds.
+_MIN_SYNC_GAP = 0.05
 # Time until the next attempt to listen, seconds.
-_DEAF = 5.0
+_RELISTEN_DELAY = 5.0
 # Times between two attempts while the store fails, seconds: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
@@ -48,14 +56,14 @@ class Coordinator:
     """This process's part in sharing one poller.
 
     Three tasks of the poller use it: `run`, `listen`, and the requests that end in `settle` or `failed`. All state
-    changes between two awaits, so none needs a lock; only `run` calls `Fleet.turn`, one at a time. `hand_out` gets the
-    results of this process's payments; `wake` is called when there may be a request to make.
+    changes between two awaits, so none needs a lock; only `run` calls `PollerChannel.sync`, one at a time. `hand_out`
+    gets the results of this process's payments; `wake` is called when there may be a request to make.
     """
 
-    _fleet: Fleet
+    _channel: PollerChannel
     _planner: Planner  # empty while another process makes the requests
     _utcnow: Callable[[], datetime]
-    _hand_out: Callable[[list[News]], None]
+    _hand_out: Callable[[list[StatusUpdate]], None]
     _wake: Callable[[], None]
     _local: TrackedPayments = attrs.field(factory=TrackedPayments)
     _outgoing: Outgoing = attrs.field(factory=Outgoing)
@@ -63,9 +71,9 @@ class Coordinator:
     _changed: Signal = attrs.field(factory=Signal)
     _is_listening: bool = False
     _backoff: Backoff = attrs.field(factory=lambda: Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
-    _turn_at: float = math.inf
-    _peek_at: float = math.inf
-    _turned_at: float = -math.inf  # the beginning of the latest turn, minus infinity before the first
+    _sync_at: float = math.inf
+    _check_at: float = math.inf
+    _synced_at: float = -math.inf  # the beginning of the latest sync, minus infinity before the first
     _renew_at: float = -math.inf
     # As the holder.
     _epoch: int | None = None
@@ -94,7 +102,7 @@ class Coordinator:
         payment = TrackedPayment(transaction_id, tracked_at=now, due=math.inf, deadline=deadline, is_new=is_new)
         self._local.add(payment)
         self._state(payment, now)
-        self._stir(now)
+        self._request_sync(now)
         return True
 
     def hint(self, transaction_id: str, now: float) -> bool:
@@ -105,49 +113,49 @@ class Coordinator:
             return self._planner.hint(transaction_id, now)
         if transaction_id not in self._outgoing.hinted and self._hints.take(now):
             self._outgoing.hinted.add(transaction_id)
-            self._stir(now)
+            self._request_sync(now)
         return False
 
     def give_up_at(self) -> float:
         """Return the time at which the next payment is given up, infinite for never."""
         return self._local.deadlines.first()
 
-    def give_up(self, now: float) -> list[News]:
+    def give_up(self, now: float) -> list[StatusUpdate]:
         """Stop tracking the payments that are past their deadline."""
-        news = self._local.give_up(now)
-        for each in news:
+        updates = self._local.give_up(now)
+        for each in updates:
             self._outgoing.tracked.pop(each.transaction_id, None)
             self._outgoing.withdrawn.add(each.transaction_id)
-        if news:
-            self._stir(now)
-        return news
+        if updates:
+            self._request_sync(now)
+        return updates
 
     # Requests
 
     def may_send(self, now: float) -> bool:
         """Return whether this process holds the lease for long enough that a request goes out in time."""
-        return now < self._held_until - self._fleet.ttl / 4
+        return now < self._held_until - self._channel.ttl / 4
 
     def failed(self, now: float) -> None:
         """Note that a request failed: if all do for long, another process makes them."""
         self._faulty_since = min(self._faulty_since, now)
 
-    def settle(self, endings: Iterable[News], rows: Iterable[Transaction]) -> None:
-        """Take all rows of an answer, and the endings among them, which the turn that stores them hands out."""
+    def settle(self, endings: Iterable[StatusUpdate], rows: Iterable[Transaction]) -> None:
+        """Take all rows of an answer, and the endings among them, which the sync that stores them hands out."""
         self._faulty_since = math.inf
         for each in endings:
             self._settling.add(each.transaction_id)
             self._keep(each)
-            self._outgoing.news.append(each)
+            self._outgoing.updates.append(each)
         for row in rows:
             if row.is_final:
                 continue
-            news = News(transaction_id=row.id, transaction=row)
-            self._keep(news)
-            if self._subscriptions.is_wanted(news):
-                self._outgoing.news.append(news)
-        if self._outgoing.news:
-            self._stir(anyio.current_time())
+            update = StatusUpdate(transaction_id=row.id, transaction=row)
+            self._keep(update)
+            if self._subscriptions.is_wanted(update):
+                self._outgoing.updates.append(update)
+        if self._outgoing.updates:
+            self._request_sync(anyio.current_time())
 
     # Exchange with the others
 
@@ -155,77 +163,77 @@ class Coordinator:
         """Keep the lease, exchange messages, and hand out results; for ever."""
         while True:
             now = anyio.current_time()
-            if self._turn_at <= now:
-                await self._take_turn()
-            elif self._peek_at <= now:
-                await self._peek()
+            if self._sync_at <= now:
+                await self._sync()
+            elif self._check_at <= now:
+                await self._check_updates()
             else:
-                # No await since the times were read: a `_stir` in between cannot be missed.
-                await self._changed.wait(until=min(self._turn_at, self._peek_at))
+                # No await since the times were read: a `_request_sync` in between cannot be missed.
+                await self._changed.wait(until=min(self._sync_at, self._check_at))
 
     async def listen(self) -> None:
-        """Take a turn whenever the store notifies this process of a message; for ever, or until it cannot."""
+        """Take a sync whenever the store notifies this process of a message; for ever, or until it cannot."""
         while True:
             try:
-                if not await self._fleet.listen():
+                if not await self._channel.listen():
                     return
                 self._is_listening = True
-            except Exception:  # noqa: BLE001 (a peek finds the message, a little later)
+            except Exception:  # noqa: BLE001 (a check finds the message, a little later)
                 self._is_listening = False
-                await anyio.sleep(_DEAF)
+                await anyio.sleep(_RELISTEN_DELAY)
                 continue
             if self._local or self._epoch is not None:
-                self._stir(max(anyio.current_time(), self._turned_at + _BREATH))
+                self._request_sync(max(anyio.current_time(), self._synced_at + _MIN_SYNC_GAP))
 
     async def leave(self) -> None:
         """Give the lease back, so that another process goes on at once. If the store fails, it runs out by itself."""
-        if self._backoff.is_on or self._turned_at == -math.inf:
+        if self._backoff.is_on or self._synced_at == -math.inf:
             return
         # The poller's tasks have ended. The block may be left by a cancellation, and news would be lost.
         try:
-            await shielded(lambda: self._fleet.leave(self._outgoing.news))
+            await shielded(lambda: self._channel.leave(self._outgoing.updates))
         except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
             warn_of_store("the payments stay tracked for a while, the store failed", exc)
 
     # Inside
 
-    def _keep(self, news: News) -> None:
+    def _keep(self, update: StatusUpdate) -> None:
         """Keep a payment's state, if it is one of this process's: its `WaitTimeout` carries it."""
-        payment = self._local.get(news.transaction_id)
-        if payment is not None and news.transaction is not None:
-            payment.keep(news.transaction)
+        payment = self._local.get(update.transaction_id)
+        if payment is not None and update.transaction is not None:
+            payment.keep(update.transaction)
 
     def _state(self, payment: TrackedPayment, now: float) -> None:
-        """Add the statement that a payment is tracked to the next turn."""
+        """Add the statement that a payment is tracked to the next sync."""
         at = self._utcnow()
-        self._outgoing.tracked[payment.id] = Followed(
+        self._outgoing.tracked[payment.id] = Subscription(
             transaction_id=payment.id,
-            follower=self._fleet.follower,
+            follower=self._channel.follower,
             is_new=payment.is_new,
             tracked_at=at - timedelta(seconds=now - payment.tracked_at),
             until=at + timedelta(seconds=min(_HOLD, payment.deadline - now)),
             has_deadline=payment.deadline < math.inf,
         )
 
-    def _stir(self, at: float) -> None:
-        """Take a turn at a time, or as soon as the store may be tried again."""
+    def _request_sync(self, at: float) -> None:
+        """Take a sync at a time, or as soon as the store may be tried again."""
         at = max(at, self._backoff.until)
-        if at < self._turn_at:
-            self._turn_at = at
+        if at < self._sync_at:
+            self._sync_at = at
             self._changed.send()
 
-    async def _take_turn(self) -> None:
+    async def _sync(self) -> None:
         now = anyio.current_time()
         if now >= self._renew_at:
             self._renew_at = now + _HOLD / 2
             for payment in self._local:
                 self._state(payment, now)
-        # During this turn other tasks track, hint and settle: they add to the next turn's messages. If this one fails
+        # During this sync other tasks track, hint and settle: they add to the next sync's messages. If this one fails
         # or is cancelled, both are joined, in this order.
         sent, self._outgoing = self._outgoing, Outgoing()
-        self._turn_at = self._peek_at = math.inf
+        self._sync_at = self._check_at = math.inf
         try:
-            incoming = await self._fleet.turn(
+            incoming = await self._channel.sync(
                 sent,
                 wants_lease=self._wants_lease(now),
                 wanted=self._local,
@@ -237,65 +245,65 @@ class Coordinator:
                 raise
             self._failed(exc)
             return
-        self._turned_at = now
+        self._synced_at = now
         self._works()
-        for news in sent.news:
-            if news.is_ending:
-                self._settling.discard(news.transaction_id)
-                self._subscriptions.end(news.transaction_id)
-        self._absorb(incoming, now)
+        for update in sent.updates:
+            if update.is_ending:
+                self._settling.discard(update.transaction_id)
+                self._subscriptions.end(update.transaction_id)
+        self._apply(incoming, now)
         self._schedule(incoming.lease_ends_at)
 
-    async def _peek(self) -> None:
-        self._peek_at = math.inf
+    async def _check_updates(self) -> None:
+        self._check_at = math.inf
         try:
-            peek = await self._fleet.peek()
+            check = await self._channel.check_updates()
         except Exception as exc:  # noqa: BLE001 (whatever it is, it must not end the poller)
             self._failed(exc)
             return
         self._works()
-        if peek.has_news or (self._epoch is None and peek.lease_ends_at is None):
-            self._stir(anyio.current_time())
+        if check.has_updates or (self._epoch is None and check.lease_ends_at is None):
+            self._request_sync(anyio.current_time())
         else:
-            self._schedule(peek.lease_ends_at)
+            self._schedule(check.lease_ends_at)
 
     def _wants_lease(self, now: float) -> bool:
-        if self._is_unwell(now):
+        if self._steps_down(now):
             return False
         if self._local or self._subscriptions:
             self._idle_since = now
             return True
-        return self._epoch is not None and now < self._idle_since + self._fleet.linger
+        return self._epoch is not None and now < self._idle_since + self._channel.linger
 
-    def _is_unwell(self, now: float) -> bool:
+    def _steps_down(self, now: float) -> bool:
         """Return whether to leave the lease to another process: this one has had no answer for long."""
         if (
             self._epoch is not None
-            and now > self._faulty_since + _UNWELL
-            and self._subscriptions.has_others_than(self._fleet.follower)
+            and now > self._faulty_since + _STEP_DOWN_AFTER
+            and self._subscriptions.has_others_than(self._channel.follower)
         ):
             logger.warning("no answer for %.0f s: another process makes the requests", now - self._faulty_since)
             self._faulty_since = math.inf
-            self._stands_back_until = now + 2 * self._fleet.ttl
+            self._stands_back_until = now + 2 * self._channel.ttl
         return now < self._stands_back_until
 
     def _schedule(self, lease_ends_at: float | None) -> None:
-        """Set the times of the next turn and peek."""
+        """Set the times of the next sync and check."""
         now = anyio.current_time()
         if self._outgoing:
-            self._stir(now)
-        poll = self._fleet.listening_poll if self._is_listening else self._fleet.poll
+            self._request_sync(now)
+        poll = self._channel.listening_poll if self._is_listening else self._channel.poll
         if self._epoch is not None:
-            self._stir(self._turned_at + self._fleet.ttl / 4)
-            self._peek_at = now + poll if self._subscriptions or self._local else math.inf
+            self._request_sync(self._synced_at + self._channel.ttl / 4)
+            self._check_at = now + poll if self._subscriptions or self._local else math.inf
         elif self._local:
-            self._stir(self._renew_at)
-            self._peek_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
+            self._request_sync(self._renew_at)
+            self._check_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
         else:
-            self._peek_at = math.inf
+            self._check_at = math.inf
 
-    def _absorb(self, incoming: Incoming, began: float) -> None:
-        """Take the messages of a turn that began at a time.
+    def _apply(self, incoming: Incoming, began: float) -> None:
+        """Take the messages of a sync that began at a time.
 
         There is no await in here: lease, planner and subscriptions change together for the poller's tasks.
         """
@@ -304,29 +312,29 @@ class Coordinator:
             self._track_nothing()
             self._epoch = None
         else:
-            # Counted from the beginning of the turn: the store gave the lease later, so it ends later, too.
-            self._held_until = began + self._fleet.ttl
+            # Counted from the beginning of the sync: the store gave the lease later, so it ends later, too.
+            self._held_until = began + self._channel.ttl
             if incoming.epoch != self._epoch:
                 self._track_nothing()
                 self._epoch = incoming.epoch
                 logger.debug("this process makes the requests for all")
         endings = []
-        for news in incoming.news:
-            if news.is_ending:
-                self._subscriptions.end(news.transaction_id)
-                self._planner.forget(news.transaction_id)
-                payment = self._local.get(news.transaction_id)
+        for update in incoming.updates:
+            if update.is_ending:
+                self._subscriptions.end(update.transaction_id)
+                self._planner.forget(update.transaction_id)
+                payment = self._local.get(update.transaction_id)
                 if payment is not None:
                     self._local.remove(payment)
-                    endings.append(news)
+                    endings.append(update)
             else:
-                self._keep(news)
+                self._keep(update)
         if incoming.holds:
-            self._track_all(incoming.followed)
+            self._track_all(incoming.subscriptions)
         self._hand_out(endings)
         self._wake()
 
-    def _track_all(self, changes: Iterable[Followed]) -> None:
+    def _track_all(self, changes: Iterable[Subscription]) -> None:
         """Track the payments of all processes."""
         now, utcnow = anyio.current_time(), self._utcnow()
         for change in changes:
@@ -356,8 +364,8 @@ class Coordinator:
             warn_of_store("the poller waits for the store", exc)
         now = anyio.current_time()
         self._backoff.extend(now, now)
-        self._turn_at = math.inf
-        self._stir(now)
+        self._sync_at = math.inf
+        self._request_sync(now)
 
     def _works(self) -> None:
         if self._backoff.is_on:

@@ -28,7 +28,7 @@ from mobilemoney_async.events import (
     emit,
 )
 from mobilemoney_async.polling.scoring import Page, Request
-from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.sharing import StatusUpdate
 from mobilemoney_async.values import refuse, shown_id
 from mobilemoney_async.waiting import Signal
 
@@ -223,19 +223,19 @@ class Metrics:
         """Count a request that failed for a reason that says nothing about a payment."""
         self._counts["faults"] += 1
 
-    def ended(self, news: News) -> None:
+    def ended(self, update: StatusUpdate) -> None:
         """Count the end of one tracking."""
-        seen, pending = news.transaction, self._pending()
-        if news.lag is not None:
-            self._lag = news.lag if self._lag is None else self._lag + (news.lag - self._lag) / _LAGS
-        if news.error is not None:
+        seen, pending = update.transaction, self._pending()
+        if update.lag is not None:
+            self._lag = update.lag if self._lag is None else self._lag + (update.lag - self._lag) / _LAGS
+        if update.error is not None:
             self._counts["unresolved"] += 1
-            error = type(news.error).__name__
-            self._report(PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
+            error = type(update.error).__name__
+            self._report(PaymentGivenUp(transaction_id=update.transaction_id, error=error, pending=pending))
         elif seen is not None:
             self._counts["final"] += 1
             kind, status = shown_id(str(seen.type)), str(seen.status)
-            final = PaymentFinal(transaction_id=seen.id, type=kind, status=status, lag=news.lag, pending=pending)
+            final = PaymentFinal(transaction_id=seen.id, type=kind, status=status, lag=update.lag, pending=pending)
             self._report(final)
 
     def closed(self) -> None:

@@ -24,7 +24,7 @@ from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, Tra
 from mobilemoney_async.polling.list_model import ListFreshness, ListModel, ServerClock
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
 from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Lookup, Page, Request, Scorer
-from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.sharing import StatusUpdate
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 
 # A payment is expected at the end of the list for so long after its tracking began, seconds.
@@ -101,7 +101,7 @@ class Planner:
         self._payments.due.move(payment, min(payment.due, now))
         return True
 
-    def give_up(self, now: float) -> list[News]:
+    def give_up(self, now: float) -> list[StatusUpdate]:
         """Stop tracking the payments that are past their deadline."""
         endings = self._payments.give_up(now)
         for each in endings:
@@ -151,7 +151,7 @@ class Planner:
 
     # Answers
 
-    def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[News]:
+    def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[StatusUpdate]:
         """Learn from a page, and return the final states that it shows."""
         assert isinstance(sent.request, Page)
         self._pages_in_flight -= 1
@@ -181,7 +181,7 @@ class Planner:
         self._freshness.saw_page(sent.at, has_endings=bool(endings))
         return endings
 
-    def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[News]:
+    def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[StatusUpdate]:
         """Learn from a lookup, as from a page."""
         self._lookup_answered()
         self._clock.saw([row], now)
@@ -215,7 +215,7 @@ class Planner:
                     self._payments.places.move(payment, None)
         self._backoff.extend(now, sent.at)
 
-    def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
+    def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[StatusUpdate]:
         """Note that the service does not know a payment, or calls its id malformed; as `take_page`."""
         assert isinstance(sent.request, Lookup)
         self._lookup_answered()
@@ -227,7 +227,7 @@ class Planner:
         is_early = now - payment.tracked_at < UNSEEN_GRACE
         if isinstance(error, InvalidTransactionId) or (isinstance(error, TransactionNotFound) and not is_early):
             self.forget(payment.id)
-            return [News(transaction_id=payment.id, error=error)]
+            return [StatusUpdate(transaction_id=payment.id, error=error)]
         return []
 
     # Inside
@@ -267,7 +267,7 @@ class Planner:
 
     def _saw(
         self, payment: TrackedPayment, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
-    ) -> News | None:
+    ) -> StatusUpdate | None:
         """Learn from a row whose state was true at `at` or later; `paged_at` is infinite for a lookup."""
         payment.failures = 0
         if not payment.is_new and row.created_at is not None:
@@ -280,7 +280,9 @@ class Planner:
         if row.is_final:
             self._scorer.saw_ending(is_hinted=payment.was_hinted)
             self.forget(payment.id)
-            return News(transaction_id=payment.id, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
+            return StatusUpdate(
+                transaction_id=payment.id, transaction=row, lag=self._learn_end(payment, row, paged_at, now)
+            )
         self._estimator.saw_open(payment.seen_at - payment.created_at, at - payment.created_at)
         payment.is_seen = True
         payment.was_hinted = payment.hinted_at is not None

@@ -35,7 +35,7 @@ from mobilemoney_async.polling.pacing import Pacer
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import Requester
 from mobilemoney_async.polling.scoring import InFlight, Lookup
-from mobilemoney_async.polling.sharing import Fleet, News, warn_of_store
+from mobilemoney_async.polling.sharing import PollerChannel, StatusUpdate, warn_of_store
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
 from mobilemoney_async.waiting import Signal, task_group
 
@@ -60,9 +60,9 @@ class Poller(anyio.AsyncContextManagerMixin):
         timeout: Time after which a payment is given up, seconds, more than 0; None for never.
         min_interval: Shortest time between two requests of this poller, seconds, at least 0.
         schedule: Pauses between two looks at one payment.
-        fleet: The connection to the pollers of other processes, of which one makes the requests for all; None for a
+        channel: The connection to the pollers of other processes, of which one makes the requests for all; None for a
             poller on its own.
-        resume: Whether to track every payment of the store that is not final, now and later; with a fleet only.
+        resume: Whether to track every payment of the store that is not final, now and later; with a channel only.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
@@ -76,7 +76,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         timeout: float | None = None,
         min_interval: float = 1.0,
         schedule: Schedule | None = None,
-        fleet: Fleet | None = None,
+        channel: PollerChannel | None = None,
         resume: bool = False,
     ) -> None:
         self._timeout = None if timeout is None else require_seconds("timeout", timeout)
@@ -86,18 +86,18 @@ class Poller(anyio.AsyncContextManagerMixin):
             raise refuse("schedule", "a Schedule", schedule)
         if not isinstance(resume, bool):
             raise refuse("resume", "a bool", resume)
-        if resume and fleet is None:
+        if resume and channel is None:
             raise InvalidRequest("resume needs a client with a store", argument="resume")
         self._pipeline = pipeline
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
-        self._fleet, self._resume = fleet, resume
+        self._channel, self._resume = channel, resume
         self._changed = Signal()
         self._coordinator: Coordinator | None = None
-        if fleet is not None:
+        if channel is not None:
             wake, utcnow = self._changed.send, pipeline.utcnow
             self._coordinator = Coordinator(
-                fleet=fleet, planner=self._planner, utcnow=utcnow, hand_out=self._hand_out, wake=wake
+                channel=channel, planner=self._planner, utcnow=utcnow, hand_out=self._hand_out, wake=wake
             )
         # This poller's payments. The planner may have those of other processes too, or none.
         self._tracked: Planner | Coordinator = self._planner if self._coordinator is None else self._coordinator
@@ -112,7 +112,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         if self._was_open:
             raise refuse("poller", "a new one: each is used once")
         self._pipeline.wire.check_open()
-        unfinished = [] if self._fleet is None else await self._fleet.join(resume=self._resume)
+        unfinished = [] if self._channel is None else await self._channel.join(resume=self._resume)
         self._was_open = True
         try:
             async with self._pipeline.wire.in_use(), task_group() as group:
@@ -123,7 +123,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                     # First the state, then the tasks: a waiter that wakes finds the poller closed.
                     self._close()
         finally:
-            # The tasks have ended: no turn of the coordinator runs beside this one.
+            # The tasks have ended: no sync of the coordinator runs beside this one.
             if self._coordinator is not None:
                 await self._coordinator.leave()
 
@@ -256,14 +256,14 @@ class Poller(anyio.AsyncContextManagerMixin):
             group.start_soon(self._coordinator.listen)
         for transaction_id in unfinished:
             self.track(transaction_id)
-        if self._fleet is not None and self._resume:
-            group.start_soon(self._follow_store, self._fleet)
+        if self._channel is not None and self._resume:
+            group.start_soon(self._follow_store, self._channel)
 
-    async def _follow_store(self, fleet: Fleet) -> None:
+    async def _follow_store(self, channel: PollerChannel) -> None:
         """Track each payment of the store that comes to exist, whichever process has sent it."""
         while True:
             try:
-                transaction_id = await fleet.next_arrival()
+                transaction_id = await channel.next_arrival()
             except StoreError as exc:
                 warn_of_store("new payments of the store are tracked later", exc)
                 await anyio.sleep(_FAULT_PAUSE)
@@ -359,9 +359,9 @@ class Poller(anyio.AsyncContextManagerMixin):
         if self._coordinator is not None:
             self._coordinator.failed(now)
 
-    def _hand_out(self, endings: list[News]) -> None:
-        for news in endings:
-            self._metrics.ended(news)
+    def _hand_out(self, endings: list[StatusUpdate]) -> None:
+        for update in endings:
+            self._metrics.ended(update)
             self._outcomes.add(
-                Outcome(transaction_id=news.transaction_id, transaction=news.transaction, error=news.error)
+                Outcome(transaction_id=update.transaction_id, transaction=update.transaction, error=update.error)
             )

@@ -26,7 +26,7 @@ _warned: RunVar[dict[str, float]] = RunVar("mobilemoney_async_warned")
 
 
 @attrs.frozen(kw_only=True)
-class Followed:
+class Subscription:
     """Statement of one poller, the follower, that it tracks one payment.
 
     It ends at `until` unless the poller repeats it. If that is in the past, the poller tracks the payment no longer.
@@ -42,7 +42,7 @@ class Followed:
 
 
 @attrs.frozen(kw_only=True)
-class News:
+class StatusUpdate:
     """Status of a payment as the service gave it, or the end of its tracking."""
 
     transaction_id: str
@@ -70,7 +70,7 @@ class Subscriptions:
     def __iter__(self) -> Iterator[str]:
         return iter(self._until)
 
-    def take(self, change: Followed, now: datetime) -> bool:
+    def take(self, change: Subscription, now: datetime) -> bool:
         """Note a change; return whether any poller tracks the payment after it."""
         pollers = self._until.setdefault(change.transaction_id, {})
         if change.until > now:
@@ -99,24 +99,24 @@ class Subscriptions:
             self.end(number)
         return gone
 
-    def is_wanted(self, news: News) -> bool:
+    def is_wanted(self, update: StatusUpdate) -> bool:
         """Return whether to send an open state: it is new, and a poller with a deadline needs it."""
-        if news.transaction is None or news.transaction_id not in self._sent_status:
+        if update.transaction is None or update.transaction_id not in self._sent_status:
             return False
-        if self._sent_status[news.transaction_id] == news.transaction.status:
+        if self._sent_status[update.transaction_id] == update.transaction.status:
             return False
-        self._sent_status[news.transaction_id] = news.transaction.status
+        self._sent_status[update.transaction_id] = update.transaction.status
         return True
 
 
 @attrs.define(kw_only=True, eq=False)
 class Outgoing:
-    """Messages of one poller to the others, for one turn, by transaction ids."""
+    """Messages of one poller to the others, for one sync, by transaction ids."""
 
-    tracked: dict[str, Followed] = attrs.field(factory=dict)  # stated for the first time or again
+    tracked: dict[str, Subscription] = attrs.field(factory=dict)  # stated for the first time or again
     withdrawn: set[str] = attrs.field(factory=set)  # tracked no longer
     hinted: set[str] = attrs.field(factory=set)  # of those that it tracks
-    news: list[News] = attrs.field(factory=list)  # answers of the service
+    updates: list[StatusUpdate] = attrs.field(factory=list)  # answers of the service
 
     def __bool__(self) -> bool:
         return self.size > 0
@@ -124,15 +124,15 @@ class Outgoing:
     @property
     def size(self) -> int:
         """Number of messages."""
-        return len(self.tracked) + len(self.withdrawn) + len(self.hinted) + len(self.news)
+        return len(self.tracked) + len(self.withdrawn) + len(self.hinted) + len(self.updates)
 
     def and_then(self, later: Outgoing) -> Outgoing:
-        """Return the messages to send after a failed turn, together with those added since."""
+        """Return the messages to send after a failed sync, together with those added since."""
         merged = Outgoing(
             tracked={**self.tracked, **later.tracked},
             withdrawn=(self.withdrawn - later.tracked.keys()) | later.withdrawn,
             hinted=self.hinted | later.hinted,
-            news=self.news + later.news,
+            updates=self.updates + later.updates,
         )
         for transaction_id in later.withdrawn:
             merged.tracked.pop(transaction_id, None)
@@ -141,33 +141,33 @@ class Outgoing:
 
 @attrs.frozen(kw_only=True)
 class Incoming:
-    """Messages of the others to one poller, from one turn.
+    """Messages of the others to one poller, from one sync.
 
     Attributes:
-        holds: Whether it holds the lease, for `Fleet.ttl` seconds from the beginning of the turn: only the holder
-            sends requests to the service.
+        holds: Whether it holds the lease, for `PollerChannel.ttl` seconds from the beginning of the sync: only the
+            holder sends requests to the service.
         epoch: How often the lease has changed hands.
         lease_ends_at: The end of another poller's lease, on this event loop's clock; None if no other holds it.
-        news: Of the payments that it tracks.
-        followed: Changes in the payments that all pollers track; all of them for a new holder.
+        updates: Of the payments that it tracks.
+        subscriptions: Changes in the payments that all pollers track; all of them for a new holder.
     """
 
     holds: bool
     epoch: int
     lease_ends_at: float | None
-    news: Sequence[News] = ()
-    followed: Sequence[Followed] = ()
+    updates: Sequence[StatusUpdate] = ()
+    subscriptions: Sequence[Subscription] = ()
 
 
 @attrs.frozen(kw_only=True)
-class Peek:
-    """State of the store without a turn."""
+class UpdateCheck:
+    """State of the store without a sync."""
 
-    has_news: bool  # something that this poller has not read
+    has_updates: bool  # something that this poller has not read
     lease_ends_at: float | None  # as in `Incoming`
 
 
-class Fleet(Protocol):
+class PollerChannel(Protocol):
     """Connection of one poller to the others that share a store. At most one holds the lease, and sends requests.
 
     Every method raises `StoreError` if the store fails. Then either nothing was changed or everything, and the same
@@ -176,7 +176,7 @@ class Fleet(Protocol):
     Attributes:
         follower: Name of this poller.
         ttl: Length of a lease, seconds.
-        poll: Interval between two peeks, seconds.
+        poll: Interval between two checks, seconds.
         listening_poll: The same while `listen` works.
         linger: Time for which the lease is kept while no payment is tracked, seconds.
     """
@@ -187,20 +187,20 @@ class Fleet(Protocol):
     listening_poll: float
     linger: float
 
-    async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Exchange all messages, in one transaction.
 
         Args:
             outgoing: The messages to send.
             wants_lease: Whether to take the lease if it is free, and to keep it. A lease that is not wanted any more is
-                kept nevertheless while there is something in `Incoming.followed`.
+                kept nevertheless while there is something in `Incoming.subscriptions`.
             wanted: The payments to return the news of. Read from another thread.
-            reads_on: Whether to return the news since the last turn, beside the known news of `Outgoing.tracked`.
+            reads_on: Whether to return the news since the last sync, beside the known news of `Outgoing.tracked`.
                 Needed if any payment was stated as tracked before.
         """
 
-    async def peek(self) -> Peek:
-        """Check whether a turn is worth taking."""
+    async def check_updates(self) -> UpdateCheck:
+        """Check whether a sync is worth taking."""
 
     async def listen(self) -> bool:
         """Wait until another poller may have sent a message; return False if the store cannot notify.
@@ -208,7 +208,7 @@ class Fleet(Protocol):
         It returns at once when it has just begun to listen.
         """
 
-    async def leave(self, news: Sequence[News]) -> None:
+    async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         """Send the last news, stop tracking every payment, and give the lease back."""
 
     async def join(self, *, resume: bool) -> list[str]:

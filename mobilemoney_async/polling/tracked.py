@@ -11,7 +11,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import WaitTimeout
-from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.sharing import StatusUpdate
 from mobilemoney_async.values import redact
 
 _TRACKED_AT = attrs.Factory(lambda payment: payment.tracked_at, takes_self=True)
@@ -126,9 +126,9 @@ class TrackedPayments:
             index.remove(payment)
         del self._by_id[payment.id]
 
-    def give_up(self, now: float) -> list[News]:
+    def give_up(self, now: float) -> list[StatusUpdate]:
         """Remove the payments that are past their deadline."""
-        news = []
+        updates = []
         for payment in self.deadlines.between(-math.inf, now):
             state = "not seen" if payment.transaction is None else redact(payment.transaction.status)
             error = WaitTimeout(
@@ -136,6 +136,6 @@ class TrackedPayments:
                 transaction_id=payment.id,
                 transaction=payment.transaction,
             )
-            news.append(News(transaction_id=payment.id, error=error))
+            updates.append(StatusUpdate(transaction_id=payment.id, error=error))
             self.remove(payment)
-        return news
+        return updates

@@ -23,34 +23,36 @@ from mobilemoney_async.payments.feed import ChangePages
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentState
-from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
-from mobilemoney_async.sharing import followed as tables
-from mobilemoney_async.sharing.followed import LeaseRow
+from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
+from mobilemoney_async.sharing import subscriptions as tables
+from mobilemoney_async.sharing.subscriptions import LeaseRow
 
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
-# Messages of a turn that may share a transaction with the work of others.
+# Messages of a sync that may share a transaction with the work of others.
 _SHORT = 10
-# For so long a poller counts on its lease without a turn, if a claim renews it.
+# For so long a poller counts on its lease without a sync, if a claim renews it.
 _CLAIMED = 3600.0
 # Kinds of notices: there is news, or the followed payments have changed, which concerns the holder only.
-_NEWS, _FOLLOWED = "n", "f"
+_UPDATES, _SUBSCRIPTIONS = "n", "f"
 
 
-def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreFleet:
+def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreChannel:
     """Return the seat of one poller among those of all processes of a store."""
     feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True, utcnow=pipeline.utcnow)
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
     holder = new_holder(pipeline.host)
-    fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed, holder=holder)
+    channel = StoreChannel(
+        store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed, holder=holder
+    )
     if pipeline.claim is not None:
-        fleet.claim, fleet.ttl, fleet.poll = pipeline.claim, _CLAIMED, fleet.listening_poll
-    return fleet
+        channel.claim, channel.ttl, channel.poll = pipeline.claim, _CLAIMED, channel.listening_poll
+    return channel
 
 
-class StoreFleet:
-    """One poller's part in following payments together; see `polling.sharing.Fleet` for the times, in seconds.
+class StoreChannel:
+    """One poller's part in following payments together; see `polling.sharing.PollerChannel` for the times, in seconds.
 
     It is used by one task at a time, except for `listen`. If there is a `claim`, the lease is renewed along with that,
     and costs no transaction of its own.
@@ -83,13 +85,13 @@ class StoreFleet:
         self._topic = hashlib.sha256(account.encode()).hexdigest()[:16]
         self._listener = Listener(database, POLLERS, self._topic)
         self._epoch: int | None = None  # of the lease that is ours
-        self._told: int | None = None
-        self._followed = 0
+        self._message_number: int | None = None
+        self._subscription_number = 0
         self._clock_offset = 0.0
         self._tidied_at = -_TIDY
 
-    async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
-        """Send and receive all messages, in one transaction; see `Fleet.turn`."""
+    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+        """Send and receive all messages, in one transaction; see `PollerChannel.sync`."""
         # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
         now, at = anyio.current_time(), self._utcnow()
         tidies = now >= self._tidied_at + _TIDY
@@ -98,24 +100,26 @@ class StoreFleet:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
             # From here to the commit no other poller of the account writes.
-            asked = wanted if reads_on or outgoing.news else None
+            asked = wanted if reads_on or outgoing.updates else None
             incoming = self._exchange(
                 journal, row, clock(), outgoing, at=at, wants_lease=wants_lease, wanted=asked, tidies=tidies
             )
             return row, incoming
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
-        is_final = any(each.is_ending for each in outgoing.news)
-        # The fields change only after the commit. If this task is cancelled here, the turn may be committed all the
-        # same: the caller then sends the same messages again, as `Fleet` allows.
+        is_final = any(each.is_ending for each in outgoing.updates)
+        # The fields change only after the commit. If this task is cancelled here, the sync may be committed all the
+        # same: the caller then sends the same messages again, as `PollerChannel` allows.
         # A new holder reads all that is followed.
         is_short = self._epoch is not None and not tidies and outgoing.size <= _SHORT
         share_key = (self._account, "poller") if is_short else ()
         (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, share_key=share_key)
         self._epoch = incoming.epoch if incoming.holds else None
         if self.claim is not None:
-            self.claim.note_poller(self.follower if incoming.holds else None, row.followed, row.told)
-        self._told, self._followed = row.told, row.followed
+            self.claim.note_poller(
+                self.follower if incoming.holds else None, row.subscription_number, row.message_number
+            )
+        self._message_number, self._subscription_number = row.message_number, row.subscription_number
         if tidies and incoming.holds:
             self._tidied_at = now
         ends_at = incoming.lease_ends_at
@@ -123,21 +127,25 @@ class StoreFleet:
             incoming, lease_ends_at=None if incoming.holds or ends_at is None else ends_at + self._clock_offset
         )
 
-    async def peek(self) -> Peek:
-        """Look whether a turn is worth taking; see `Fleet.peek`."""
+    async def check_updates(self) -> UpdateCheck:
+        """Look whether a sync is worth taking; see `PollerChannel.check_updates`."""
         if self.claim is not None and self._epoch is not None:
             await checkpoint()
-            is_as_known = self.claim.poller == (self.follower, self._followed, self._told)
-            return Peek(has_news=not is_as_known, lease_ends_at=None)
+            is_as_known = self.claim.poller == (self.follower, self._subscription_number, self._message_number)
+            return UpdateCheck(has_updates=not is_as_known, lease_ends_at=None)
         row = await self.database.read(lambda connection: tables.look(Journal(connection, self._account)))
         if row is None:
-            return Peek(has_news=False, lease_ends_at=None)
-        has_news = row.told != self._told or (self._epoch is not None and row.followed != self._followed)
+            return UpdateCheck(has_updates=False, lease_ends_at=None)
+        has_updates = row.message_number != self._message_number or (
+            self._epoch is not None and row.subscription_number != self._subscription_number
+        )
         ends_at = row.lease.ends_at(anyio.current_time() - self._clock_offset)
-        return Peek(has_news=has_news, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
+        return UpdateCheck(
+            has_updates=has_updates, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset
+        )
 
     async def listen(self) -> bool:
-        """Wait for a message of another poller; see `Fleet.listen`."""
+        """Wait for a message of another poller; see `PollerChannel.listen`."""
         await self.database.open()
         if not self.database.can_listen:
             return False
@@ -152,8 +160,8 @@ class StoreFleet:
             raise
         return True
 
-    async def leave(self, news: Sequence[News]) -> None:
-        """Send the last news, stop following, and give the lease back; see `Fleet.leave`."""
+    async def leave(self, updates: Sequence[StatusUpdate]) -> None:
+        """Send the last news, stop following, and give the lease back; see `PollerChannel.leave`."""
         at = self._utcnow()
         if self.claim is not None:
             self.claim.note_poller(None, 0, 0)
@@ -161,16 +169,16 @@ class StoreFleet:
         def work(connection: sa.Connection) -> None:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
-            tables.write_news(journal, row, news, at=at, is_holder=row.lease.holder == self.follower)
+            tables.write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self._holder)
             tables.save(journal, row)
-            tables.notify(journal, POLLERS, f"{self._topic}:{_NEWS}{self.follower}")
+            tables.notify(journal, POLLERS, f"{self._topic}:{_UPDATES}{self.follower}")
 
-        await self.database.write(work, durable=bool(news))
+        await self.database.write(work, durable=bool(updates))
 
     async def join(self, *, resume: bool) -> list[str]:
-        """Join the others, unless the account is another merchant's; see `Fleet.join`."""
+        """Join the others, unless the account is another merchant's; see `PollerChannel.join`."""
         await self._require_own()
         if not resume:
             return []
@@ -179,7 +187,7 @@ class StoreFleet:
         return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
 
     async def next_arrival(self) -> str:
-        """Wait for a payment that was acknowledged since the poller joined; see `Fleet.next_arrival`."""
+        """Wait for a payment that was acknowledged since the poller joined; see `PollerChannel.next_arrival`."""
         while self._feed is not None:
             if self._is_lost:
                 self._feed.restart()
@@ -218,11 +226,13 @@ class StoreFleet:
         if wants_lease:
             row.lease = row.lease.taken(self._holder, now, self.ttl if self.claim is None else self.claim.ttl)
         is_holder = row.lease.holder == self.follower
-        # News first: payments that it ends are then not among the changes, or known.
-        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
-        news = [] if wanted is None else self._receive(journal, outgoing, wanted)
-        ended = {each.transaction_id for each in news if each.is_ending}
-        news += tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead, ended=ended)
+        # StatusUpdate first: payments that it ends are then not among the changes, or known.
+        tables.write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
+        updates = [] if wanted is None else self._receive(journal, outgoing, wanted)
+        ended = {each.transaction_id for each in updates if each.is_ending}
+        updates += tables.write_subscriptions(
+            journal, row, outgoing, follower=self.follower, at=at, ahead=ahead, ended=ended
+        )
         changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
         if is_holder and tidies:
             tables.tidy(journal, at=at + ahead)
@@ -231,13 +241,13 @@ class StoreFleet:
             holds=row.lease.holder == self.follower,
             epoch=row.lease.epoch,
             lease_ends_at=row.lease.ends_at(now),
-            news=news,
-            followed=changes,
+            updates=updates,
+            subscriptions=changes,
         )
 
-    def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[News]:
+    def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
         """Return the messages to this poller, of the payments that are wanted."""
-        read = tables.read_news(journal, follower=self.follower, after=self._told or 0)
+        read = tables.read_updates(journal, follower=self.follower, after=self._message_number or 0)
         # An earlier refusal of a payment no longer counts once the payment is tracked again.
         return [
             each
@@ -249,18 +259,18 @@ class StoreFleet:
         """Write the row and notify the other pollers, where it has changed."""
         if row != before:
             tables.save(journal, row)
-        if (row.told, row.followed) != (before.told, before.followed):
-            kind = _NEWS if row.told != before.told else _FOLLOWED
+        if (row.message_number, row.subscription_number) != (before.message_number, before.subscription_number):
+            kind = _UPDATES if row.message_number != before.message_number else _SUBSCRIPTIONS
             tables.notify(journal, POLLERS, f"{self._topic}:{kind}{self.follower}")
 
-    def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Followed]:
+    def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Subscription]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
         # A new holder reads all of them.
-        after = self._followed if row.lease.epoch == self._epoch else 0
-        changes = tables.read_followed(journal, after=after, ahead=ahead)
+        after = self._subscription_number if row.lease.epoch == self._epoch else 0
+        changes = tables.read_subscriptions(journal, after=after, ahead=ahead)
         if not wants_lease and not changes:
             row.lease = row.lease.released(self._holder)
         return changes
 
     def _concerns_us(self, notice: str) -> bool:
-        return (notice[:1] == _NEWS or self._epoch is not None) and notice[1:] != self.follower
+        return (notice[:1] == _UPDATES or self._epoch is not None) and notice[1:] != self.follower

@@ -33,9 +33,9 @@ from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
+from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sharing.poller import StoreFleet
+from mobilemoney_async.sharing.poller import StoreChannel
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
 from tests.support import patience
@@ -77,7 +77,7 @@ async def until_quiet(till: Till) -> None:
             await anyio.sleep(0.5)  # real time: if requests are later than that, this shows less
 
 
-class Watched(StoreFleet):
+class Watched(StoreChannel):
     """A connection to the store that counts its uses, may be cut off from its database, and may die without leaving."""
 
     is_away = False
@@ -94,23 +94,23 @@ class Watched(StoreFleet):
         if self.is_away or self.is_dead:
             raise StoreError("the store failed: away", outcome="not_sent")
 
-    async def turn(self, outgoing: Outgoing, **options: Any) -> Incoming:
+    async def sync(self, outgoing: Outgoing, **options: Any) -> Incoming:
         if self.is_dead:
             await anyio.sleep_forever()
         self._check()
         self.turns.append(outgoing)
-        incoming = await super().turn(outgoing, **options)
+        incoming = await super().sync(outgoing, **options)
         self.held = incoming.holds
         return incoming
 
-    async def peek(self) -> Peek:
+    async def check_updates(self) -> UpdateCheck:
         self._check()
         self.peeks += 1
-        return await super().peek()
+        return await super().check_updates()
 
-    async def leave(self, news: Sequence[News]) -> None:
+    async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         self._check()
-        await super().leave(news)
+        await super().leave(updates)
 
 
 @asynccontextmanager
@@ -429,7 +429,7 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If only the holder cannot reach the service, another process takes over after a while."""
-    monkeypatch.setattr("mobilemoney_async.polling.coordinator._UNWELL", 0.3)
+    monkeypatch.setattr("mobilemoney_async.polling.coordinator._STEP_DOWN_AFTER", 0.3)
     till = Till()
     till.open("x", "y")
     async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:
@@ -651,13 +651,13 @@ class Seats:
         self.two.database.close()
 
 
-def turn(seat: StoreFleet, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Incoming]:
-    return seat.turn(Outgoing(**told), wants_lease=wants, wanted=wanted, reads_on=True)
+def turn(seat: StoreChannel, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Incoming]:
+    return seat.sync(Outgoing(**told), wants_lease=wants, wanted=wanted, reads_on=True)
 
 
-def following(seat: StoreFleet, number: str, seconds: float = 60) -> dict[str, Followed]:
+def following(seat: StoreChannel, number: str, seconds: float = 60) -> dict[str, Subscription]:
     now = utcnow()
-    row = Followed(
+    row = Subscription(
         transaction_id=number,
         follower=seat.follower,
         is_new=False,
@@ -678,13 +678,13 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
     async with Seats(store_url) as seats:
         assert (await turn(seats.one, tracked=following(seats.one, "x"))).holds
         assert not (await turn(seats.two, tracked=following(seats.two, "x"))).holds
-        await turn(seats.two, news=[News(transaction_id="x", error=refusal)])
-        await turn(seats.two, news=[News(transaction_id="x", transaction=row("x", "PENDING"))])
-        assert (await turn(seats.one, "x")).news == []
-        final = News(transaction_id="x", transaction=row("x", "SUCCESS"), lag=2.5)
-        assert (await turn(seats.two, "x", news=[final])).news == [final]
-        assert (await turn(seats.one, "x", news=[final, final])).news == [final]
-        assert (await turn(seats.one, "x")).news == (await turn(seats.two, "x")).news == []
+        await turn(seats.two, updates=[StatusUpdate(transaction_id="x", error=refusal)])
+        await turn(seats.two, updates=[StatusUpdate(transaction_id="x", transaction=row("x", "PENDING"))])
+        assert (await turn(seats.one, "x")).updates == []
+        final = StatusUpdate(transaction_id="x", transaction=row("x", "SUCCESS"), lag=2.5)
+        assert (await turn(seats.two, "x", updates=[final])).updates == [final]
+        assert (await turn(seats.one, "x", updates=[final, final])).updates == [final]
+        assert (await turn(seats.one, "x")).updates == (await turn(seats.two, "x")).updates == []
 
 
 class FailingAt:
@@ -714,7 +714,7 @@ class FailingAt:
 async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(store_url: str) -> None:
     """At whichever statement the transaction fails, since it writes all that others are to get."""
     await record(store_url, "order-1", "x")
-    final = News(transaction_id="x", transaction=row("x", "SUCCESS"))
+    final = StatusUpdate(transaction_id="x", transaction=row("x", "SUCCESS"))
     async with Seats(store_url) as seats:
 
         def look(connection: sa.Connection) -> tuple[PaymentState | None, int]:
@@ -724,17 +724,17 @@ async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(sto
 
         for seat in (seats.one, seats.two):
             await turn(seat, tracked=following(seat, "x"))
-        given, tried = list[News](), 0
+        given, tried = list[StatusUpdate](), 0
         while not given:
             assert await seats.one.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
-            assert (await turn(seats.two, "x")).news == []
+            assert (await turn(seats.two, "x")).updates == []
             tried += 1
             with suppress(StoreError), FailingAt(tried):
-                given += (await turn(seats.one, "x", news=[final])).news
+                given += (await turn(seats.one, "x", updates=[final])).updates
         assert tried > 8  # among them the three writes
-        assert given == (await turn(seats.two, "x")).news == [final]
+        assert given == (await turn(seats.two, "x")).updates == [final]
         assert await seats.one.database.read(look) == (PaymentState.FINAL, 1)
-        assert (await turn(seats.two, "x")).news == []
+        assert (await turn(seats.two, "x")).updates == []
 
 
 @on_both
@@ -743,13 +743,13 @@ async def test_the_holder_gets_every_change_once(store_url: str) -> None:
     async with Seats(store_url) as seats:
         assert not (await turn(seats.two, wants=False, tracked=following(seats.two, "x"))).holds
         learned = await turn(seats.one, tracked=following(seats.one, "y"))
-        assert sorted(each.transaction_id for each in learned.followed) == ["x", "y"]
+        assert sorted(each.transaction_id for each in learned.subscriptions) == ["x", "y"]
         await turn(seats.two, hinted={"x"})
-        (change,) = (await turn(seats.one)).followed
+        (change,) = (await turn(seats.one)).subscriptions
         assert (change.transaction_id, change.is_hinted) == ("x", True)
-        assert (await turn(seats.one)).followed == []
+        assert (await turn(seats.one)).subscriptions == []
         await turn(seats.two, withdrawn={"x"})
-        (change,) = (await turn(seats.one)).followed
+        (change,) = (await turn(seats.one)).subscriptions
         assert change.until <= utcnow()
         # Given back while a change is unread: it stays with the holder.
         await turn(seats.two, tracked=following(seats.two, "z"))
@@ -757,16 +757,16 @@ async def test_the_holder_gets_every_change_once(store_url: str) -> None:
         assert not (await turn(seats.one, wants=False)).holds
         taken = await turn(seats.two)
         assert taken.holds
-        assert {each.transaction_id for each in taken.followed if each.until > utcnow()} == {"y", "z"}
+        assert {each.transaction_id for each in taken.subscriptions if each.until > utcnow()} == {"y", "z"}
 
 
 async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
     """Two merchants in one database have a holder each, and know nothing of each other's payments."""
     one = make_fleet(sqlite_file_url)
-    other = StoreFleet(one.database, "another", utcnow=utcnow)
+    other = StoreChannel(one.database, "another", utcnow=utcnow)
     assert (await turn(one, tracked=following(one, "x"))).holds
     learned = await turn(other, "x")
-    assert (learned.holds, list(learned.followed), list(learned.news)) == (True, [], [])
+    assert (learned.holds, list(learned.subscriptions), list(learned.updates)) == (True, [], [])
     one.database.close()
 
 
@@ -804,11 +804,11 @@ async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
     """On PostgreSQL each host reads the times of the others by its own clock, however wrong that is."""
     wrong = timedelta(minutes=20)
     database = Database(postgres_url)
-    one = StoreFleet(database, "default", utcnow=utcnow)
-    other = StoreFleet(database, "default", utcnow=lambda: utcnow() - wrong)
+    one = StoreChannel(database, "default", utcnow=utcnow)
+    other = StoreChannel(database, "default", utcnow=lambda: utcnow() - wrong)
     began = utcnow()
     rows = following(one, "x") | {
-        "y": Followed(
+        "y": Subscription(
             transaction_id="y",
             follower=other.follower,
             is_new=True,
@@ -820,8 +820,8 @@ async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
     await turn(other, wants=False, tracked={"y": rows["y"]})
     for seat, ahead in ((one, timedelta()), (other, wrong)):
         learned = await turn(seat)
-        assert sorted(each.transaction_id for each in learned.followed) == ["x", "y"]
-        for each in learned.followed:
+        assert sorted(each.transaction_id for each in learned.subscriptions) == ["x", "y"]
+        for each in learned.subscriptions:
             assert abs(each.tracked_at + ahead - began) < timedelta(seconds=10)
             assert abs(each.until - each.tracked_at - timedelta(seconds=60)) < timedelta(seconds=1)
         assert not (await turn(seat, wants=False)).holds

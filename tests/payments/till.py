@@ -12,8 +12,8 @@ import httpx
 from mobilemoney_async import AsyncClient, RateLimiter, Schedule
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.polling.sharing import Fleet
-from mobilemoney_async.sharing.poller import StoreFleet
+from mobilemoney_async.polling.sharing import PollerChannel
+from mobilemoney_async.sharing.poller import StoreChannel
 from tests.support.second_service import BASE_URL, SecondService, error
 
 TTL = 0.8
@@ -77,16 +77,16 @@ def utcnow() -> datetime:
     return datetime.now(UTC)
 
 
-def make_poller(client: AsyncClient, fleet: Fleet, **options: Any) -> Poller:
+def make_poller(client: AsyncClient, fleet: PollerChannel, **options: Any) -> Poller:
     """Return a poller that is quicker than the real ones."""
     options.setdefault("schedule", Schedule(first=0.1, factor=1, cap=0.1))
     options.setdefault("min_interval", 0.05)
-    return Poller(client._pipeline, fleet=fleet, **options)
+    return Poller(client._pipeline, channel=fleet, **options)
 
 
-def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreFleet:
+def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreChannel:
     """Return a connection to the store that is quicker than the real ones."""
-    fleet = StoreFleet(Database(url), "default", utcnow=utcnow)
+    fleet = StoreChannel(Database(url), "default", utcnow=utcnow)
     fleet.ttl, fleet.poll, fleet.linger = ttl, poll, 0.2
     fleet.listening_poll = max(poll, TTL / 2)
     return fleet

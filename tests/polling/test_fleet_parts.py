@@ -10,7 +10,7 @@ from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page
-from mobilemoney_async.polling.sharing import Followed, News, Subscriptions
+from mobilemoney_async.polling.sharing import StatusUpdate, Subscription, Subscriptions
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from tests.contract import samples
 
@@ -21,8 +21,10 @@ def row(number: str = "x", status: str = "PENDING") -> Transaction:
     return reader(Transaction)(json.dumps(samples.transaction(id=number, status=status)).encode())
 
 
-def followed(number: str = "x", follower: str = "a", seconds: float = 60, *, has_deadline: bool = False) -> Followed:
-    return Followed(
+def followed(
+    number: str = "x", follower: str = "a", seconds: float = 60, *, has_deadline: bool = False
+) -> Subscription:
+    return Subscription(
         transaction_id=number,
         follower=follower,
         is_new=True,
@@ -57,8 +59,8 @@ def test_subscriptions_of_dead_processes_expire() -> None:
 
 def test_an_open_state_is_sent_once_for_a_poller_with_a_deadline() -> None:
     """It costs a row of the database, so it is written only when it is new and a poller with a deadline needs it."""
-    pending = News(transaction_id="x", transaction=row())
-    odd = News(transaction_id="x", transaction=row(status="ODD"))
+    pending = StatusUpdate(transaction_id="x", transaction=row())
+    odd = StatusUpdate(transaction_id="x", transaction=row(status="ODD"))
     subscriptions = Subscriptions()
     subscriptions.take(followed(), NOON)
     assert not subscriptions.is_wanted(pending)

@@ -33,7 +33,7 @@ from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
 from mobilemoney_async.sharing import login
-from mobilemoney_async.sharing.poller import StoreFleet
+from mobilemoney_async.sharing.poller import StoreChannel
 from mobilemoney_async.testing import virtual_time
 from tests.simulation.disk import Books, PostgresDisk, SQLiteDisk
 from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, ordered_scope
@@ -417,7 +417,7 @@ def give_from_outside(world: World) -> None:
         (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
         (feed_watch, "_POLL", world.plan.idle),
         (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
-        (StoreFleet, "poll", world.plan.idle),
+        (StoreChannel, "poll", world.plan.idle),
         (dispatcher, "_LOOK", world.plan.idle),
         (encryption, "_scrypt", functools.cache(encryption._scrypt)),
         (backend, "CancelScope", ordered_scope()),

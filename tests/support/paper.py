@@ -18,7 +18,7 @@ from mobilemoney_async.contract.states import Network, TransactionStatus, Transa
 from mobilemoney_async.errors import MobileMoneyError, TransactionNotFound
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page, Request
-from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.sharing import StatusUpdate
 
 START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 LATENCY = 0.05
@@ -121,7 +121,7 @@ class Drive:
     """
 
     asked: list[tuple[float, Request]] = attrs.field(factory=list)
-    endings: dict[str, tuple[float, News]] = attrs.field(factory=dict)
+    endings: dict[str, tuple[float, StatusUpdate]] = attrs.field(factory=dict)
 
     @property
     def pages(self) -> list[tuple[float, int]]:
@@ -180,7 +180,7 @@ def drive(
         now += max(interval, LATENCY)
 
 
-def _answer(planner: Planner, service: PaperService, request: Request, now: float) -> list[News]:
+def _answer(planner: Planner, service: PaperService, request: Request, now: float) -> list[StatusUpdate]:
     asked = planner.send(request, now)
     at = now + LATENCY
     if isinstance(request, Page):

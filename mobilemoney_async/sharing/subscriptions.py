@@ -18,13 +18,13 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import followed, leases, lock_row, payments
+from mobilemoney_async.database.schema import leases, lock_row, payments, subscriptions
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import Source
-from mobilemoney_async.polling.sharing import Followed, News, Outgoing
+from mobilemoney_async.polling.sharing import Outgoing, StatusUpdate, Subscription
 from mobilemoney_async.values import shown_id
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -41,8 +41,8 @@ class LeaseRow:
     """Row of the poller's lease, and the numbers of the latest change of the followed payments and the latest news."""
 
     lease: Lease
-    followed: int
-    told: int
+    subscription_number: int
+    message_number: int
 
 
 def look(journal: Journal) -> LeaseRow | None:
@@ -58,7 +58,10 @@ def lock(journal: Journal) -> LeaseRow:
 
 def save(journal: Journal, row: LeaseRow) -> None:
     """Write the row that was locked."""
-    values = attrs.asdict(row.lease) | {"followed": row.followed, "told": row.told}
+    values = attrs.asdict(row.lease) | {
+        "subscription_number": row.subscription_number,
+        "message_number": row.message_number,
+    }
     journal.connection.execute(leases.update().where(*_here(journal)).values(values))
 
 
@@ -68,13 +71,15 @@ def notify(journal: Journal, channel: str, payload: str) -> None:
         journal.connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
 
 
-def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool) -> None:
+def write_updates(
+    journal: Journal, row: LeaseRow, said: Sequence[StatusUpdate], *, at: datetime, is_holder: bool
+) -> None:
     """Record the service's answers, and write them to the pollers that track their payments, the sender's included.
 
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state. One that contradicts the payment's record ends the tracking as an error.
     """
-    run, columns = journal.connection.execute, followed.c
+    run, columns = journal.connection.execute, subscriptions.c
     for each in said:
         final = each.transaction if each.transaction is not None and each.transaction.is_final else None
         if final is None and not is_holder:
@@ -83,29 +88,33 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
             contradiction = journal.record_seen(final, source=Source.POLL, at=at)
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
-                each = News(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
+                each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
-        message = _message(each) | {"told": row.told + 1} | ({"until": at + _KEPT} if each.is_ending else {})
-        told = run(followed.update().where(*here, ~columns.has_ended).values(message))
-        row.told += min(1, told.rowcount)
+        message = (
+            _message(each)
+            | {"message_number": row.message_number + 1}
+            | ({"until": at + _KEPT} if each.is_ending else {})
+        )
+        sent = run(subscriptions.update().where(*here, ~columns.has_ended).values(message))
+        row.message_number += min(1, sent.rowcount)
 
 
-def read_news(journal: Journal, *, follower: str, after: int) -> list[News]:
+def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:
     """Return the messages to a poller after a number.
 
     Those up to it have arrived, and their ended rows go, except for the final states of ids without a record.
     """
-    run, columns, table = journal.connection.execute, followed.c, payments.c
+    run, columns, table = journal.connection.execute, subscriptions.c, payments.c
     mine = (columns.account == journal.account, columns.follower == follower)
     if after:
         record = sa.exists().where(table.account == columns.account, table.transaction_id == columns.transaction_id)
         is_kept = sa.and_(columns.error.is_(None), ~record)
-        run(followed.delete().where(*mine, columns.has_ended, columns.told <= after, ~is_kept))
-    rows = run(sa.select(followed).where(*mine, columns.told > after).order_by(columns.told))
-    return [_news(row) for row in rows]
+        run(subscriptions.delete().where(*mine, columns.has_ended, columns.message_number <= after, ~is_kept))
+    rows = run(sa.select(subscriptions).where(*mine, columns.message_number > after).order_by(columns.message_number))
+    return [_update(row) for row in rows]
 
 
-def write_followed(
+def write_subscriptions(
     journal: Journal,
     row: LeaseRow,
     outgoing: Outgoing,
@@ -114,7 +123,7 @@ def write_followed(
     at: datetime,
     ahead: timedelta,
     ended: Container[str] = (),
-) -> list[News]:
+) -> list[StatusUpdate]:
     """Write the payments that a poller follows, and those that it no longer follows, at a time of its host.
 
     The store's clock is `ahead` of that host's. The poller has the messages of those that are `ended`.
@@ -127,10 +136,10 @@ def write_followed(
     unknown = {number: each for number, each in tracked.items() if number not in known}
     if not (unknown or outgoing.withdrawn or outgoing.hinted):
         return list(known.values())
-    row.followed = number = row.followed + 1
-    own = followed.update().where(followed.c.follower == follower).values(number=number)
+    row.subscription_number = number = row.subscription_number + 1
+    own = subscriptions.update().where(subscriptions.c.follower == follower).values(number=number)
     _change(journal, own.values(until=at - _LONG_AGO), outgoing.withdrawn)
-    _change(journal, followed.delete().where(followed.c.follower == follower), unknown)
+    _change(journal, subscriptions.delete().where(subscriptions.c.follower == follower), unknown)
     if unknown:
         rows = [
             {
@@ -146,30 +155,30 @@ def write_followed(
             }
             for each in unknown.values()
         ]
-        journal.connection.execute(followed.insert(), rows)
+        journal.connection.execute(subscriptions.insert(), rows)
     _change(journal, own.values(hinted=number), outgoing.hinted)
     return list(known.values())
 
 
 def _change(journal: Journal, statement: sa.Update | sa.Delete, ids: Iterable[str]) -> None:
     """Update or delete the rows of some followed payments."""
-    of_account = statement.where(followed.c.account == journal.account)
+    of_account = statement.where(subscriptions.c.account == journal.account)
     for some in chunks(ids):
-        journal.connection.execute(of_account.where(followed.c.transaction_id.in_(some)))
+        journal.connection.execute(of_account.where(subscriptions.c.transaction_id.in_(some)))
 
 
-def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Followed]:
+def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> list[Subscription]:
     """Return the changes of the followed payments after a number, in the order in which they were tracked.
 
     Their times are of this host's clock; the store's is `ahead` of it.
     """
     rows = journal.connection.execute(
-        sa.select(followed)
-        .where(followed.c.account == journal.account, followed.c.number > after, ~followed.c.has_ended)
-        .order_by(followed.c.tracked_at, followed.c.transaction_id)
+        sa.select(subscriptions)
+        .where(subscriptions.c.account == journal.account, subscriptions.c.number > after, ~subscriptions.c.has_ended)
+        .order_by(subscriptions.c.tracked_at, subscriptions.c.transaction_id)
     )
     return [
-        Followed(
+        Subscription(
             transaction_id=row.transaction_id,
             follower=row.follower,
             is_new=row.is_new,
@@ -184,23 +193,25 @@ def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Fol
 
 def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
     """End the following of all payments of a poller."""
-    row.followed += 1
+    row.subscription_number += 1
     journal.connection.execute(
-        followed.update()
-        .where(followed.c.account == journal.account, followed.c.follower == follower, ~followed.c.has_ended)
-        .values(number=row.followed, until=at - _LONG_AGO)
+        subscriptions.update()
+        .where(
+            subscriptions.c.account == journal.account, subscriptions.c.follower == follower, ~subscriptions.c.has_ended
+        )
+        .values(number=row.subscription_number, until=at - _LONG_AGO)
     )
 
 
 def tidy(journal: Journal, *, at: datetime) -> None:
     """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
-    here = (followed.c.account == journal.account, followed.c.until < at)
-    journal.connection.execute(followed.delete().where(*here))
+    here = (subscriptions.c.account == journal.account, subscriptions.c.until < at)
+    journal.connection.execute(subscriptions.delete().where(*here))
 
 
-def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, News]:
+def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:
     """Return the final states of some payments that the store has."""
-    found: dict[str, News] = {}
+    found: dict[str, StatusUpdate] = {}
     for ids in chunks(transaction_ids):
         texts = sa.select(payments.c.transaction).where(
             payments.c.account == journal.account,
@@ -212,15 +223,15 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
             with suppress(StoreError):
                 transaction = load(Transaction, text)
                 if transaction.is_final:
-                    found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
-        columns = followed.c
+                    found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
+        columns = subscriptions.c
         ended = (columns.account == journal.account, columns.has_ended, columns.error.is_(None))
-        rows = journal.connection.execute(sa.select(followed).where(*ended, columns.transaction_id.in_(ids)))
-        found |= {row.transaction_id: attrs.evolve(_news(row), lag=None) for row in rows}
+        rows = journal.connection.execute(sa.select(subscriptions).where(*ended, columns.transaction_id.in_(ids)))
+        found |= {row.transaction_id: attrs.evolve(_update(row), lag=None) for row in rows}
     return found
 
 
-def _message(each: News) -> dict[str, Any]:
+def _message(each: StatusUpdate) -> dict[str, Any]:
     return {
         "has_ended": each.is_ending,
         "transaction": None if each.transaction is None else dump(each.transaction),
@@ -229,16 +240,16 @@ def _message(each: News) -> dict[str, Any]:
     }
 
 
-def _news(row: sa.Row[Any]) -> News:
+def _update(row: sa.Row[Any]) -> StatusUpdate:
     try:
         return _read(row)
     except StoreError as exc:  # it must not keep the others from being read
         logger.error("the poller's message about transaction %s: %s", shown_id(row.transaction_id), exc)  # noqa: TRY400
-        return News(transaction_id=row.transaction_id, error=exc if row.has_ended else None)
+        return StatusUpdate(transaction_id=row.transaction_id, error=exc if row.has_ended else None)
 
 
-def _read(row: sa.Row[Any]) -> News:
-    return News(
+def _read(row: sa.Row[Any]) -> StatusUpdate:
+    return StatusUpdate(
         transaction_id=row.transaction_id,
         transaction=None if row.transaction is None else load(Transaction, row.transaction),
         error=None if row.error is None else load(MobileMoneyError, row.error),
@@ -247,7 +258,9 @@ def _read(row: sa.Row[Any]) -> News:
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
-    return LeaseRow(lease=read_lease(row), followed=row.followed, told=row.told)
+    return LeaseRow(
+        lease=read_lease(row), subscription_number=row.subscription_number, message_number=row.message_number
+    )
 
 
 def _here(journal: Journal) -> tuple[sa.ColumnElement[bool], ...]:
