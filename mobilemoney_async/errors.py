@@ -282,12 +282,11 @@ class LimitExceeded(MobileMoneyError):
 
     outcome: CallOutcome = "not_sent"
 
-    def __init__(self, what: str, *, limit: str, most: Decimal, spent: Decimal) -> None:
+    def __init__(self, message: str, *, limit: str, most: Decimal, left: Decimal) -> None:
+        super().__init__(message)
         self.limit = limit
         self.most = most
-        self.left: Decimal = max(most - spent, most - most)
-        said = f"{what} exceeds {limit} of the disbursement limits, {most:,f} TZS"
-        super().__init__(f"{said}: {self.left:,f} TZS are left; nothing was sent")
+        self.left = left
 
 
 class WaitTimeout(MobileMoneyError, TimeoutError):

@@ -92,7 +92,7 @@ ERRORS: list[MobileMoneyError] = [
     DuplicateSuspected("it may be made already", transaction_id="t-1"),
     AccountSuspended("the account is suspended", state="SUSPENDED", note="it has left"),
     NoSuchMerchant(),
-    LimitExceeded("a disbursement", limit="per_day", most=Decimal(10), spent=Decimal(4)),
+    LimitExceeded("it exceeds per_day", limit="per_day", most=Decimal(10), left=Decimal(4)),
 ]
 
 

@@ -85,4 +85,6 @@ def require_within(
         ("per_day", limits.per_day, in_all),
     ):
         if limit is not None and spent + amount > limit:
-            raise LimitExceeded(what or f"a disbursement of {amount:,f} TZS", limit=name, most=limit, spent=spent)
+            left, named = max(limit - spent, Decimal(0)), what or f"a disbursement of {amount:,f} TZS"
+            said = f"{named} exceeds {name} of the disbursement limits, {limit:,f} TZS: {left:,f} TZS are left"
+            raise LimitExceeded(f"{said}; nothing was sent", limit=name, most=limit, left=left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from mobilemoney_async.errors import CallOutcome
@@ -19,6 +20,9 @@ ERROR_ATTRIBUTES: dict[str, Any] = {
     "problem": str,
     "state": str,
     "is_database": bool,
+    "limit": str,
+    "most": Decimal,
+    "left": Decimal,
     **dict.fromkeys(
         ["advice", "peer", "idempotency_key", "transaction_id", "other_key", "code", "content_type", "path", "note"],
         str | None,

@@ -47,9 +47,9 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (of_database("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),
     (
-        errors.LimitExceeded("it", limit="per_day", most=Decimal(9), spent=Decimal(4)),
+        errors.LimitExceeded("it exceeds per_day", limit="per_day", most=Decimal(9), left=Decimal(4)),
         ExitCode.ERROR,
-        "exceeds per_day of the disbursement limits, 9 TZS: 5 TZS are left; nothing was sent; pay less",
+        "it exceeds per_day; pay less",
     ),
     (errors.InvalidCursor("the cursor is ahead of the feed"), ExitCode.ERROR, "ahead of the feed"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.USAGE, "/x: No such file"),
