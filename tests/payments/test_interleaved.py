@@ -288,6 +288,12 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "cancelled by another": payouts(lambda each: each.cancel("b1", by="Neema")),
         "line sent": lambda journal: journal.begin(LINE, expected=0, sent_at=LATER, lives=30),
     },
+    "REFUSED, with two retries": {
+        "approved": payouts(lambda each: each.approve("r1", by="Juma", digest="one")),
+        "another approved": payouts(lambda each: each.approve("r2", by="Juma", digest="other")),
+        "sent again": send_again,
+        "queued": lambda journal: enqueue(journal, REQUEST, QueueOptions(), LATER),
+    },
     "ACKNOWLEDGED, with a consumer": {"read": read_as_consumer, "read by another": read_as_consumer},
     "ACKNOWLEDGED, with a lease that is over": {"leased": hold("me", 60), "leased by another": hold("other", 60)},
 }
@@ -374,6 +380,12 @@ def _prepare(journal: Journal, group: str) -> None:
         for name in ("b1", "b2"):
             run(batches.insert().values(**here, **batch, id=name, lines=1, proposed_at=NOON))
             run(batch_lines.insert().values(**here, **line, batch=name))
+    if "retries" in group:
+        batch = {"name": "salaries", "state": "proposed", "proposed_by": "Amina", "total": "1000", "parent": "b1"}
+        line = {"line": 2, "phone_number": REQUEST.phone_number, "amount": REQUEST.amount, "previous_key": KEY}
+        for name, shown in (("r1", "one"), ("r2", "other")):
+            run(batches.insert().values(**here, **batch, id=name, digest=shown, lines=1, proposed_at=NOON))
+            run(batch_lines.insert().values(**here, **line, batch=name, key=f"{name}-line-2"))
     if "approved" in group:
         payouts(lambda each: each.approve("b1", by="Juma", digest="same"))(journal)
     if "lease" in group:
