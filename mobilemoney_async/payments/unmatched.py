@@ -89,6 +89,10 @@ class Line:
         """Id of the transaction."""
         return self.shown.transaction_id
 
+    def is_unclaimed(self, now: datetime) -> bool:
+        """Return whether it is unclaimed, if it is surplus."""
+        return self.shown.is_gap or self.told_at is not None or self.due_at <= now
+
     def is_of(self, kind: TransactionType, number: str, amount: Decimal, key: str) -> bool:
         """Return whether it is of a kind, as far as it was shown; `key` is the account's key of the digests."""
         shown = self.shown
@@ -249,7 +253,7 @@ def count_unclaimed(connection: sa.Connection, now: datetime) -> Mapping[str, in
     of_keys = sa.select(accounts.c.account, accounts.c.number_key)
     keys = {row.account: row.number_key for row in connection.execute(of_keys)}
     left = {each: surplus(lines[each], attempts.get(each, []), keys.get(each) or "") for each in lines}
-    return {each: sum(line.shown.is_gap or line.due_at <= now for line in left[each]) for each in left}
+    return {each: sum(line.is_unclaimed(now) for line in left[each]) for each in left}
 
 
 def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[str, list[OpenAttempt]]:
@@ -283,7 +287,7 @@ def find_unclaimed(
     lines = find_lines(connection, account, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
     open_ones = [line for line in lines if line.shown.state == OPEN]
     left = surplus(open_ones, open_attempts(connection, account), number_key(connection, account)) if open_ones else []
-    unclaimed = {line.id for line in left if line.shown.is_gap or line.told_at is not None or line.due_at <= now}
+    unclaimed = {line.id for line in left if line.is_unclaimed(now)}
     return [
         line.shown
         for line in lines
