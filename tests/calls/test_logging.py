@@ -59,7 +59,8 @@ EVERYTHING = [pay, look_up, verify, log_in, reset]
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return our own lines, at DEBUG."""
     caplog.set_level(logging.DEBUG, logger="mobilemoney_async")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "mobilemoney_async"]
+    ours = ("mobilemoney_async", logging.DEBUG)
+    return lambda: [each.getMessage() for each in caplog.records if (each.name, each.levelno) == ours]
 
 
 async def test_one_line_for_each_attempt(lines: Callable[[], list[str]]) -> None:
