@@ -200,7 +200,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
         ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),
-        ("NOT_SENT", "ACKNOWLEDGED"),  # someone knows better
+        ("NOT_SENT", "ACKNOWLEDGED"),  # by `recover`
         ("ABSENT", "UNKNOWN"),
         ("ABSENT", "SENDING"),
     }
