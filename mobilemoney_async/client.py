@@ -418,7 +418,7 @@ class AsyncClient:
         A second call does nothing. A transport or client of yours stays open.
         """
         if self._owns_wire:
-            await close(self)
+            await ClientOwner(self).close()
         await anyio.lowlevel.checkpoint()
 
     close = aclose
@@ -449,42 +449,44 @@ class AsyncClient:
         return f"<AsyncClient {self._pipeline.wire.base_url}>"
 
 
-def lend(client: AsyncClient, in_use: Callable[[], AbstractAsyncContextManager[object]]) -> None:
-    """Let someone else close a client: its own `aclose` closes nothing from now on. For `in_use` see `Wire`."""
-    client._owns_wire, client._pipeline.wire.in_use = False, in_use
+@attrs.frozen(eq=False)
+class ClientOwner:
+    """Owner of a client that opens and closes its parts by itself, such as `Merchants` and a worker."""
 
+    client: AsyncClient
 
-def claimed(client: AsyncClient, claim: Claim) -> AsyncClient:
-    """Return a client that shares everything with another, and sends only while a claim of its account holds."""
-    found = client.with_options(deadline=None)
-    found._assemble(attrs.evolve(found._pipeline, claim=claim), client._recovery)
-    return found
+    def own(self, in_use: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+        """Let the client's own `aclose` close nothing from now on; for `in_use` see `Wire`."""
+        self.client._owns_wire, self.client._pipeline.wire.in_use = False, in_use
 
+    def reopen(self) -> None:
+        """Join the store again after `close_idle`; otherwise do nothing."""
+        client = self.client
+        if client._store is not None and not client._is_attached:
+            client._store.attach()
+            client._is_attached = True
 
-async def require_own(client: AsyncClient) -> None:
-    """Raise `StoreError` if the account of a client's store is another merchant's, as far as that can be found out."""
-    if client._recovery is not None:
-        await client._recovery.binding.require_not_foreign()
+    async def close_idle(self, *, keeps_store: bool = False) -> None:
+        """Close the idle connections, and leave the store. The next call opens new ones; `reopen` before it."""
+        if not keeps_store:
+            await self.client._leave_store()
+        await self.client._pipeline.wire.rest()
 
+    async def close(self) -> None:
+        """Close the client and its connections for good."""
+        await self.client._leave_store()
+        await self.client._pipeline.wire.aclose()
 
-def wake(client: AsyncClient) -> None:
-    """Join the store again after `rest`; otherwise do nothing."""
-    if client._store is not None and not client._is_attached:
-        client._store.attach()
-        client._is_attached = True
+    def claimed(self, claim: Claim) -> AsyncClient:
+        """Return a client that shares everything with this one, and sends only while a claim of its account holds."""
+        found = self.client.with_options(deadline=None)
+        found._assemble(attrs.evolve(found._pipeline, claim=claim), self.client._recovery)
+        return found
 
-
-async def rest(client: AsyncClient, *, keeps_store: bool = False) -> None:
-    """Close the idle connections of a client, and leave its store. The next call opens new ones; `wake` it before."""
-    if not keeps_store:
-        await client._leave_store()
-    await client._pipeline.wire.rest()
-
-
-async def close(client: AsyncClient) -> None:
-    """Close a client and its connections for good."""
-    await client._leave_store()
-    await client._pipeline.wire.aclose()
+    async def require_own(self) -> None:
+        """Raise `StoreError` if the store's account is another merchant's, as far as that can be found out."""
+        if self.client._recovery is not None:
+            await self.client._recovery.binding.require_not_foreign()
 
 
 def _utcnow() -> datetime:

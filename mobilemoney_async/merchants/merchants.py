@@ -5,7 +5,7 @@ open, and `_connected` those of the idle ones that may have connections. There i
 ends closes what has become idle.
 
 Critical sections: all changes of these four are made without an await in between. An account is taken out of `_idle`
-before its client rests; used again during that, it is open at once, and what rests is only what is not in use.
+before its connections are closed; used again during that, it is open at once, and only those not in use are closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
+from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import AccountsCounted, MerchantSuspended, emit
@@ -60,7 +60,7 @@ _MOST_LOOKS = 10
 class _Merchant:
     """Client of one account, with the number of its calls, pollers and dispatchers under way."""
 
-    client: AsyncClient
+    owner: ClientOwner
     store: SQLStore  # held, since a store names itself only as long as somebody uses it
     parts: AccountStore
     users: int = 0
@@ -175,7 +175,7 @@ class Merchants:
         merchant = self._merchants.get(account)
         if merchant is not None:
             await checkpoint()
-            return merchant.client
+            return merchant.owner.client
         # If the task that makes it is cancelled, the next one in line makes it.
         async with self._locks.hold(account):
             merchant = self._merchants.get(account)
@@ -184,7 +184,7 @@ class Merchants:
                 self._check_open()
                 merchant = self._make(account, store)
                 await self._close_idle()
-        return merchant.client
+        return merchant.owner.client
 
     def worker(self) -> Worker:
         """Return a worker, which serves the accounts of the store that have something to do, together with other hosts.
@@ -348,8 +348,8 @@ class Merchants:
             on_event=None if self._on_event is None else partial(self._on_event, account),
             utcnow=utcnow,
         )
-        merchant = _Merchant(client, store, parts)
-        lend(client, partial(self._use, merchant))
+        merchant = _Merchant(ClientOwner(client), store, parts)
+        merchant.owner.own(partial(self._use, merchant))
         self._merchants[account] = merchant
         self._idle[merchant] = None
         return merchant
@@ -362,7 +362,7 @@ class Merchants:
             self._busy.add(merchant)
             self._idle.pop(merchant, None)
             self._connected.pop(merchant, None)
-            wake(merchant.client)
+            merchant.owner.reopen()
         try:
             await self._close_idle()
             yield
@@ -380,7 +380,7 @@ class Merchants:
         until = anyio.current_time() - _KEPT
         while self._connected and (first := next(iter(self._connected))).used_at <= until:
             del self._connected[first]
-            await rest(first.client, keeps_store=True)
+            await first.owner.close_idle(keeps_store=True)
         for _ in range(_MOST_LOOKS):
             if not self._idle or self._open <= self._max_open:
                 break
@@ -392,7 +392,7 @@ class Merchants:
             self._looks = 0
             del self._idle[first]
             self._connected.pop(first, None)
-            await rest(first.client)
+            await first.owner.close_idle()
         is_exceeded = self._open > self._max_open and self._looks >= len(self._idle)
         if is_exceeded and not self._has_warned:
             self._has_warned = True
@@ -416,9 +416,9 @@ class Merchants:
         is_closed, self._is_closed = self._is_closed, True
 
         async def end(merchant: _Merchant) -> None:
-            wake(merchant.client)  # a consumer of one that rests is left, too
+            merchant.owner.reopen()  # a consumer of one that rests is left, too
             with suppress(Exception):  # of its connections, which are gone
-                await close(merchant.client)
+                await merchant.owner.close()
 
         from mobilemoney_async.merchants.worker import end as end_worker
 

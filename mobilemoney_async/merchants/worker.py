@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.client import AsyncClient, claimed, require_own
+from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.merchants.claims import Claim, Claims
 from mobilemoney_async.payments.account_state import save_failures
@@ -187,7 +187,8 @@ class Worker(anyio.AsyncContextManagerMixin):
     async def _run_parts(self, claim: Claim) -> None:
         async with AsyncExitStack() as stack:
             async with self._starts:
-                client = claimed(await stack.enter_async_context(self._open_client(claim.account)), claim)
+                owner = ClientOwner(await stack.enter_async_context(self._open_client(claim.account)))
+            client = owner.claimed(claim)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(self._persist, claim, Work.FOLLOW, partial(self._follow, client, claim))
             tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))
@@ -219,7 +220,9 @@ class Worker(anyio.AsyncContextManagerMixin):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self, client: AsyncClient, claim: Claim) -> None:
-        await require_own(client)  # it asks for the account's secret, which may take long: not in one of the few places
+        await ClientOwner(
+            client
+        ).require_own()  # it asks for the account's secret, which may take long: not in one of the few places
         async with AsyncExitStack() as stack:
             async with self._starts:
                 await stack.enter_async_context(client.poller(resume=True))

@@ -35,7 +35,7 @@ from mobilemoney_async import (
     TransportError,
 )
 from mobilemoney_async.calls import transport
-from mobilemoney_async.client import rest
+from mobilemoney_async.client import ClientOwner
 from mobilemoney_async.payments.journal import JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, Source
 from mobilemoney_async.payments.store import account_store
@@ -462,7 +462,7 @@ async def test_a_client_that_is_used_while_it_is_closed_keeps_that_connection(
         platform.service.answer_after = 5.0
         tasks.start_soon(pay, client)
         await anyio.sleep(1)
-        await rest(client)
+        await ClientOwner(client).close_idle()
         assert platform.pools[0].is_open
         await anyio.sleep(5)
         assert [each.is_open for each in platform.pools] == [False]

@@ -27,7 +27,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.client import claimed
+from mobilemoney_async.client import ClientOwner
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.connections import Connections
@@ -399,7 +399,7 @@ async def test_a_dispatcher_goes_on_whose_lease_could_not_be_given_back(
 
     monkeypatch.setattr(Dispatcher, "_hold", hold)
     async with platform.merchants() as merchants:
-        client = claimed(await merchants.client("shop"), Claim("shop", "host", math.inf, Work.DISPATCH))
+        client = ClientOwner(await merchants.client("shop")).claimed(Claim("shop", "host", math.inf, Work.DISPATCH))
         for number in (1, 2):
             await enqueue(merchants, ["shop"], f"queued-{number}", amount=1000 * number)
             async with client.dispatcher():
@@ -426,13 +426,13 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         await enqueue(merchants, ["shop"])
         client = await merchants.client("shop")
         monkeypatch.setattr(Claim, "require", require)
-        async with claimed(client, claim).dispatcher():
+        async with ClientOwner(client).claimed(claim).dispatcher():
             await anyio.sleep(10)
         assert checks > 2
         record = await client.payments.get("queued-1")
         assert record is not None
         assert (record.state, record.not_before) == (PaymentState.QUEUED, None)
-        async with claimed(client, Claim("shop", "other", math.inf, Work.DISPATCH)).dispatcher():
+        async with ClientOwner(client).claimed(Claim("shop", "other", math.inf, Work.DISPATCH)).dispatcher():
             await anyio.sleep(3)
         assert len(platform.service.payments) == 2
 
@@ -838,7 +838,7 @@ async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
         client = await merchants.client("shop")
         await pay(merchants, ["shop"])
         asked = len(platform.asked)
-        lost = claimed(client, Claim("shop", "host", anyio.current_time() - 1, Work.DISPATCH))
+        lost = ClientOwner(client).claimed(Claim("shop", "host", anyio.current_time() - 1, Work.DISPATCH))
         with pytest.raises(StoreError, match="claim has ended") as caught:
             await lost.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
         assert caught.value.outcome == "not_sent"
@@ -879,7 +879,7 @@ async def test_a_claim_that_ends_while_the_connection_is_made_stops_the_request(
         serve(handler) as server,
         Merchants(server.base_url, store=SQLStore(sqlite_file_url), auth=auth, transport=transport) as merchants,
     ):
-        client = claimed(await merchants.client("shop"), claim)
+        client = ClientOwner(await merchants.client("shop")).claimed(claim)
         with pytest.raises(MobileMoneyError) as caught:
             await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-1")
         assert caught.value.outcome == "not_sent"
