@@ -18,7 +18,7 @@ from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, require_y
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, Erasure, describe
-from mobilemoney_async.values import normalise_phone_number
+from mobilemoney_async.values import normalise_phone_number, require_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
@@ -144,6 +144,27 @@ def remove(*, account: Account, note: Note, service: Service) -> None:
     What is queued is not sent, and stays queued until you cancel it. The store keeps all that it knows.
     """
     _change(account, AccountState.REMOVED, note, service)
+
+
+@add_command(accounts_app, "restored")
+@with_service(*OF_THE_DATABASE)
+def restored(*, note: Note, service: Service) -> None:
+    """Say that the whole database was restored from a backup, before anything is paid with it. Needs no service.
+
+    Each account is then compared with the service before its next payment, as after `payments restored`.
+    """
+    text = check(partial(require_text, "note"), note, "--note must say who you are, and which backup it was")
+
+    async def work(store: AccountStore) -> int:
+        from mobilemoney_async.payments.account_state import note_restored
+
+        await require_tables(store)
+        return await store.decide(
+            lambda journal, at: note_restored(journal.connection, text, at), store.database.wall_clock.utcnow
+        )
+
+    count = run_with_account("accounts", work, find_store(service))
+    print(f"{count} accounts are compared with the service before their next payments.")
 
 
 @add_command(accounts_app, "erase")

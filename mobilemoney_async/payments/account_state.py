@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, erasures, lock_row
+from mobilemoney_async.database.schema import accounts, erasures, lock_row, payments
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.account_status import AccountState, describe
 from mobilemoney_async.text import printable
@@ -39,6 +39,18 @@ def require_active(connection: sa.Connection, account: str, state: str | None) -
 def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
     return AccountSuspended(f"account {account!r} is {describe(state, note)}; nothing was sent", state=state, note=note)
+
+
+def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
+    """Note someone's word that the whole database was restored from a backup, and return the number of its accounts.
+
+    Each account is compared with the service before it pays; see `Recovery.restored`.
+    """
+    newest = sa.select(sa.func.max(payments.c.sent_at)).where(
+        payments.c.account == accounts.c.account, payments.c.sent_at <= now
+    )
+    said = {"due_since": now, "known_until": newest.scalar_subquery(), "went_backwards": True, "note": printable(note)}
+    return connection.execute(accounts.update().values(said)).rowcount
 
 
 def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:

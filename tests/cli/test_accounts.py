@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import AccountSuspended, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
+from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.testing import run_virtual
 from tests.support.commands import run as mobilemoney
@@ -154,3 +156,18 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
     whole = run("erase", "shop-4", "--yes", "--store", url)
     assert whole.exit_code == 0, whole.stderr
     assert "was erased" in run("resume", "shop-4", "--store", url).stderr
+
+
+def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
+    """One line for all accounts; each says so until it is compared."""
+    done = run("restored", "--note", "asha: backup of Monday", "--store", url)
+    assert (done.exit_code, done.stdout) == (
+        *(0, "3 accounts are compared with the service before their next payments.\n"),
+    )
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    columns = accounts.c
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(columns.went_backwards, columns.due_since, columns.known_until)).all()
+    assert [row.went_backwards for row in found] == [True] * 3
+    assert all(row.known_until < row.due_since for row in found)
+    assert run("restored", "--note", "", "--store", url).exit_code == 2

@@ -41,6 +41,11 @@ class Postgres:
         """The process of the server that the others descend from."""
         return int(Path(self._server.pgdata, "postmaster.pid").read_text("ascii").split()[0])
 
+    @property
+    def tools(self) -> Path:
+        """The folder with ``pg_dump`` and the other programs of its version."""
+        return Path(self._server.bin_path)
+
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
         url = self._url.set(database=_new_name())
