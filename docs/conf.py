@@ -75,7 +75,8 @@ CONTENTS = {
     "Take payments": "collections following-payments lookups errors payments books fastapi aiohttp django"
     " data callbacks",
     "Pay out": "disbursements payouts audit workers",
-    "Run it": "production operators database servers rate-limits observability platform operations privacy cli limitations",
+    "Run it": "production operators database servers rate-limits observability platform operations privacy cli"
+    " limitations",
     "Test it": "testing testing-your-shop sandbox",
     "Reference and project": "reference/index comparison evidence benchmarks design changelog contributing security",
 }
