@@ -288,7 +288,7 @@ class AccountsCounted:
 
     Attributes:
         accounts: The number of accounts in the store.
-        needing: For each reason the number of accounts, 0 included; see `AccountStatus.needs`.
+        needing: For each reason the number of accounts, 0 included; see ``AccountStatus.needs``.
     """
 
     accounts: int

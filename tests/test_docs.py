@@ -368,7 +368,6 @@ def test_no_setting_leaves_the_docs() -> None:
         ("API key", "access"),
         ("alembic", "postgres-shop"),
         ("authentication", "access"),
-        ("backup", "database"),
         ("celery", "workers"),
         ("configuration", "configuration"),
         ("idempotency", "payments"),

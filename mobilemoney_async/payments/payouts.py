@@ -155,7 +155,7 @@ class Payouts:
         """Propose the lines of a batch that failed once more, as a new batch for someone else to approve.
 
         They are the lines that were refused for certain, and those that failed: the transaction of each is looked up
-        first. `PayoutBatch.left_out` names the other ones. The new payments have keys of their own, and once the retry
+        first. The others are in ``left_out`` of the batch. The new payments have keys of their own, and once the retry
         is approved the old keys are used up. So at most one payment of a line can move money.
 
         Asked again, or by two people at once, this returns the retry that is still to be approved. A retry may be
