@@ -131,8 +131,9 @@ _CHANGED = changes.insert().values(account=_account, name=_key, entry=_NEXT_NUMB
 _CHANGED = _CHANGED.values(state=sa.bindparam("of_state"), status=sa.bindparam("of_status"))
 _PUBLISH = _CHANGED.values(at=sa.func.coalesce(_later.scalar_subquery(), _at)).inline()
 _PUBLISH_AT = _CHANGED.values(at=_at).inline()
-# Both by one statement, which SQLite does not know.
+# All of these by one statement, which SQLite does not know.
 _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
+_CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
 _FIRST_CHANGE = changes.insert().inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT, STATE)
@@ -314,12 +315,15 @@ class Journal:
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
         values = _values(row.ended_at, entry, target) | {"stops_kind": stops_kind(target, row.type)}
-        failure = self._move(row, entry, values)
-        if failure is not None:
-            return failure
+        change = (entry.event, target, values.get("status", row.status))
+        if entry.event is PaymentEvent.ADOPT or (values["stops_kind"] and not row.stops_kind):
+            failure, values = self._move(row, entry, values), {}
+            if failure is not None:
+                return failure
         if target is not state:
-            change = (entry.event, target, values.get("status", row.status))
-            self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry))
+            self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry), values=values)
+        elif values:
+            self._change(row.key, values)
         if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
             said = "its batch was cancelled meanwhile"
             return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
@@ -332,12 +336,9 @@ class Journal:
         return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
-        """Change the row of an event's payment, unless another has its transaction, or stops the kind of a doubt."""
+        """Change a row that meets unique indexes, unless another has its transaction, or stops the kind of a doubt."""
         if entry.event is PaymentEvent.ADOPT:
             return self._own(entry, values)
-        if row.stops_kind or not values["stops_kind"]:
-            self._change(entry.key, values)
-            return None
         other = self.stop(row, values)
         if other is None:
             return None
@@ -404,9 +405,10 @@ class Journal:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values |= {**reason_columns(None), "error": None} if row.cause else {}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
-            final = PaymentState.FINAL
-            self.record(row.key, PaymentEvent.FINISH, final, status, at=at, source=source, detail=status)
-        self._change(row.key, values)
+            final = (PaymentState.FINAL, status)
+            self.record(row.key, PaymentEvent.FINISH, *final, at=at, source=source, detail=status, values=values)
+        else:
+            self._change(row.key, values)
         if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
             self.learn_merchant(transaction.merchant_id)
@@ -429,9 +431,9 @@ class Journal:
         """Take the final state that the service shows now for a payment's transaction, which had another one."""
         status = str(transaction.status)
         values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
-        self._change(record.key, {**values, **reason_columns(None)})
+        values |= reason_columns(None)
         change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
-        self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}")
+        self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
 
     def _cancel_retry(self, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
         """Take a payment out of the queue that a retry has made in place of another one, which was paid after all."""
@@ -474,12 +476,18 @@ class Journal:
         at: datetime,
         source: Source,
         detail: str | None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an event to a payment's history, as `note` does, and the change to the feed; see `payments.changes`."""
+        """Change columns of a payment, add the event to its history, as `note` does, and the change to the feed."""
         entry = self._entry(key, event.value, at=at, source=source, detail=detail)
-        # The change first: both take the next number of the history.
-        for each in (_RECORD,) if self.connection.dialect.name == "postgresql" else (_PUBLISH, _NOTE):
-            run(self.connection, each, {**entry, "of_state": str(state), "of_status": status})
+        entry |= {"of_state": str(state), "of_status": status}
+        if self.connection.dialect.name == "postgresql":
+            run(self.connection, _CHANGE_AND_RECORD if values else _RECORD, {**entry, **(values or {})})
+        else:
+            if values:
+                self._change(key, values)
+            run(self.connection, _PUBLISH, entry)  # first: both take the next number of the history
+            run(self.connection, _NOTE, entry)
         self.has_changes = True
 
     def _entry(self, key: str, what: str, *, at: datetime, source: Source, detail: str | None) -> dict[str, Any]:

@@ -102,8 +102,9 @@ DEFECTS = (
     Defect(  # a payment adopted as final of which no reader heard
         "the end of an adopted payment is not published",
         "payments/journal.py",
-        "            self.record(row.key, PaymentEvent.FINISH, final",
-        "            if not row.is_adopted:\n                self.record(row.key, PaymentEvent.FINISH, final",
+        "            self.record(row.key, PaymentEvent.FINISH, *final",
+        "            if row.is_adopted:\n                self._change(row.key, values)\n            else:\n"
+        "                self.record(row.key, PaymentEvent.FINISH, *final",
     ),
     Defect(  # an order's state that went back
         "a late loss takes back what was found",
