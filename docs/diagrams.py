@@ -319,7 +319,10 @@ LAYERS = Diagram(
         *layer(3, 596, "calls", "one call, from method to wire and back"),
         *layer(2, 660, "contract", "the service's contract, as data"),
         *layer(
-            1, 724, "errors · values · events · redaction", "tracebacks · cancellation · waiting · host_clock; used by all others"
+            1,
+            724,
+            "errors · values · events · redaction",
+            "tracebacks · cancellation · waiting · host_clock; used by all others",
         ),
         Box(
             492,
