@@ -44,7 +44,6 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.payments.account_state import suspended
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
-from mobilemoney_async.payments.binding import wait
 from mobilemoney_async.payments.comparison import AccountFacts
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
@@ -262,8 +261,7 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
-            if not await self._recovery.compare(facts):
-                raise wait(f"has to be compared with the service first, but {self._recovery.memory.obstacle}")
+            await self._recovery.compare(facts)
             await self._reconciler.look_for(record)
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.

@@ -97,11 +97,11 @@ class Reconciler:
         await self._store.write(lambda journal: ask_for_look(journal, record, at=now))
 
     async def run(
-        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[bool]] | None = None
+        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[object]] | None = None
     ) -> list[PaymentRecord]:
         """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
 
-        `before` is awaited before the list is read for any, and says whether it may be.
+        `before` is awaited before the list is read for any.
         """
         return await self._reconcile(None, stale_after, before)
 
@@ -109,7 +109,7 @@ class Reconciler:
         self,
         wanted: PaymentRecord | None,
         stale_after: float | None,
-        before: Callable[[], Awaitable[bool]] | None = None,
+        before: Callable[[], Awaitable[object]] | None = None,
     ) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
@@ -130,7 +130,9 @@ class Reconciler:
             return []
         found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
-        if asked and (before is None or await before()):
+        if asked and before is not None:
+            await before()
+        if asked:
             async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
                 # The own payment as it was asked for: another task may have looked for it since.
                 await self._under_lease([*(each.record for each in asked), *filter(None, [own])], key)
@@ -267,6 +269,7 @@ class _Ownership:
         lives: The lives of the store.
         foreign: What other systems have paid within a day, as far as it is shown, if they pay too.
         key: Of the digests.
+        is_due: Whether the store is still to be compared with its service.
     """
 
     sole_writer: bool | None
@@ -275,6 +278,7 @@ class _Ownership:
     lives: Lives
     foreign: Sequence[Line]
     key: str
+    is_due: bool
 
     @classmethod
     def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
@@ -294,6 +298,8 @@ class _Ownership:
             lives=find_lives(connection, account, settled),
             foreign=find_lines(connection, account, *foreign),
             key=number_key(connection, account),
+            is_due=connection.execute(sa.select(accounts.c.due_since).where(accounts.c.account == account)).scalar()
+            is not None,
         )
 
 
@@ -307,7 +313,7 @@ def _obstacle(
         each.is_of(record.type, record.phone_number, record.amount, ownership.key) for each in ownership.foreign
     ):
         return PaymentCause.OTHER_SYSTEM
-    if row.id in ownership.lost or any(each.holds(row.created_at) for each in ownership.lost_times):
+    if ownership.is_due or row.id in ownership.lost or any(each.holds(row.created_at) for each in ownership.lost_times):
         return PaymentCause.FORGOTTEN
     lives = ownership.lives
     if query.sent_at >= lives.began_at:

@@ -182,11 +182,10 @@ class Recovery:
             return
         await self.compare(facts)
 
-    async def compare(self, facts: AccountFacts | None = None) -> bool:
+    async def compare(self, facts: AccountFacts | None = None) -> None:
         """Make a comparison that is due, if there is one: before any payment is looked for in the list.
 
-        Returns:
-            Whether payments may be looked for; False if the list cannot show yet what the store has lost.
+        Where the list cannot show yet what the store has lost, it stays due, and no payment adopts a transaction.
 
         Raises:
             MobileMoneyError: The list could not be read.
@@ -194,15 +193,13 @@ class Recovery:
         facts = await self.binding.read() if facts is None else facts
         why = why_compare(facts, self._pipeline.utcnow())
         if why is None or self._store.sole_writer is False:
-            return True
+            return
         self.memory.unreadable_until = -math.inf
         try:
             await self._compare_alone(facts, why, None)
         except _UnreadableError as exc:
             if isinstance(exc.__cause__, MobileMoneyError):
                 raise exc.__cause__ from None
-            return False
-        return True
 
     def _put_off(self, obstacle: str) -> None:
         """Ask for the list no more for a while, since it could not be read, or shows too little."""

@@ -381,7 +381,7 @@ async def test_a_payment_that_shows_up_late_is_found_though_it_was_called_absent
         await world.advance(20)
         await miss(world, client)
         assert (await get(client)).state == "ABSENT"
-        for _ in range(5):
+        for _ in range(8):
             await world.advance(120)
             await client.payments.reconcile()
         record = await get(client)
@@ -880,7 +880,7 @@ async def test_a_clock_that_is_wrong(sqlite_file_url: str, ahead: float, evidenc
         await world.advance(300)
         await miss(world, client)
         found, missed = await get(client), await get(client, "order-2")
-    if evidence == "none" and abs(ahead) > 60:
+    if evidence == "none":  # after a pause nothing shows that the store has lost nothing
         assert (found.state, found.candidates) == ("UNKNOWN", (true,))
     else:
         assert found.transaction_id == true
