@@ -219,32 +219,32 @@ class Outage:
     """
 
     def __init__(self, database: Database, *, fails: Callable[[int], bool] = lambda number: False) -> None:
-        self._write, self._read = database.write, database.read
+        self._run = database._run
         self.fails = fails
         self.lies: Callable[[int], bool] = lambda number: False
         self.away = False
         self.slow = self.slow_reads = 0.0
         self.writes = 0
-        database.write = self._try_write  # type: ignore[method-assign]
-        database.read = self._try_read  # type: ignore[method-assign]
+        database._run = self._try  # type: ignore[method-assign]
 
-    async def _try_write(self, work: Any, **options: Any) -> Any:
-        if not self.away and not options.get("durable", True):
-            return await self._write(work, **options)  # the rate budget, which these tests are not about
+    async def _try(self, work: Any) -> Any:
+        if not work.writes:
+            await anyio.sleep(self.slow_reads)
+        elif self.away or work.durable:  # else the rate budget, which these tests are not about
+            return await self._try_write(work)
+        if self.away:
+            raise StoreError("the store failed: away", outcome="not_sent")
+        return await self._run(work)
+
+    async def _try_write(self, work: Any) -> Any:
         self.writes += 1
         number = self.writes
         await anyio.sleep(self.slow)
         if self.away or self.fails(number):
             raise StoreError("the store failed: away", outcome="not_sent")
         if self.lies(number):
-            options["then"] = None
-        done = await self._write(work, **options)
+            work.on_commit = None
+        done = await self._run(work)
         if self.lies(number):
             raise StoreError("the store failed: the commit was not confirmed", outcome="not_sent")
         return done
-
-    async def _try_read(self, work: Any, **options: Any) -> Any:
-        await anyio.sleep(self.slow_reads)
-        if self.away:
-            raise StoreError("the store failed: away", outcome="not_sent")
-        return await self._read(work, **options)

@@ -284,10 +284,13 @@ async def test_nothing_is_written_and_no_writer_is_waited_for(
     own = account_store(world.store())
     await own.database.open()
 
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("something is written")
+    run = own.database._run
 
-    monkeypatch.setattr(own.database, "write", refuse)
+    async def refuse(work: Any) -> Any:
+        assert not work.writes
+        return await run(work)
+
+    monkeypatch.setattr(own.database, "_run", refuse)
     engine = sa.create_engine(world.url)
     with engine.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "SELECT 1")
