@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
@@ -144,6 +145,8 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
             row.state != PaymentState.CANCELLED or (not number and row.next_key is None)
         ):
             return f"payment {row.key!r} is {line_state(row)}"
+    if chain and chain[-1].phone_number.startswith(ERASED):
+        return "its phone number was erased"
     return None if chain else "it was never queued"
 
 

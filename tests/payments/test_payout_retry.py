@@ -262,6 +262,20 @@ async def test_a_retry_that_waits_is_cancelled_if_the_first_payment_turns_to_suc
     assert live(world) == {number(0): 1}
 
 
+@pytest.mark.slow
+@BOTH
+async def test_a_line_whose_number_was_erased_stays_out(store_url: str) -> None:
+    """The store cannot pay it any more, and sends no mark of an erased number."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        batch = await approved(client)
+        await send(client)
+        await settle(world, client)
+        await SQLStore(world.url).erase(phone_number=number(0))
+        retry = await client.payouts.retry(batch.id, by="Asha")
+        assert (retry.lines, dict(retry.left_out)) == (2, {1: "its phone number was erased"})
+
+
 @BOTH
 async def test_what_cannot_be_retried_is_said(store_url: str) -> None:
     """A batch that was not approved; a service that does not answer; the store alone."""
