@@ -80,8 +80,8 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
     key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key or ""
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
-    for name, table in (("mobilemoney_logins", logins), ("mobilemoney_subscriptions", subscriptions)):
-        rows[name] = run(table.delete().where(table.c.account == journal.account)).rowcount
+    for table in (logins, subscriptions):
+        rows[table.name] = run(table.delete().where(table.c.account == journal.account)).rowcount
     values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None}
     run(accounts.update().where(here).values(state=str(AccountState.REMOVED), state_at=at, **values))
     return _note(journal, WHOLE_ACCOUNT, rows, at)
