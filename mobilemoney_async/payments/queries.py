@@ -147,8 +147,7 @@ def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[st
 
 def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that someone has explained."""
-    parts = (explained(journal.connection, journal.account, some) for some in chunks(transaction_ids))
-    return frozenset().union(*parts)
+    return explained(journal.connection, journal.account, transaction_ids)
 
 
 def select(

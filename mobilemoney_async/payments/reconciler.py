@@ -56,7 +56,7 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     clearance,
 )
-from mobilemoney_async.payments.unmatched import Line, find_lines, number_key
+from mobilemoney_async.payments.unmatched import Line, find_lines, lost_ids, number_key
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -284,16 +284,12 @@ class _Ownership:
     def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
         """Return what the store knows about the rows of a listing."""
         connection, account, columns = journal.connection, journal.account, unmatched.c
-        ids, day = [row.id for row in walk.rows], walk.began_at - _DAY
-        lost = sa.select(columns.transaction_id).where(columns.account == account, columns.is_lost)
-        lost_ids = [
-            name for some in chunks(ids) for name in connection.execute(lost.where(columns.transaction_id.in_(some)))
-        ]
+        day = walk.began_at - _DAY
         others = sa.exists().where(accounts.c.account == account, accounts.c.others_until > walk.began_at)
         foreign = (columns.is_foreign, columns.first_seen_at >= day, others)
         return cls(
             sole_writer=sole_writer,
-            lost=frozenset(name for (name,) in lost_ids),
+            lost=lost_ids(connection, account, [row.id for row in walk.rows]),
             lost_times=find_lost_times(connection, account),
             lives=find_lives(connection, account, settled),
             foreign=find_lines(connection, account, *foreign),

@@ -55,7 +55,7 @@ from mobilemoney_async.payments.matching import ClockSample, Skew, estimate_skew
 from mobilemoney_async.payments.queries import doubtful, explained_ids, merchant_of, owners
 from mobilemoney_async.payments.records import REUSABLE, PaymentRequest, PaymentState
 from mobilemoney_async.payments.unclaimed import record_lost, record_lost_lines
-from mobilemoney_async.payments.unmatched import IS_OPEN
+from mobilemoney_async.payments.unmatched import IS_OPEN, lost_ids
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -370,6 +370,7 @@ class Recovery:
         open_ones = doubtful(journal, due.first_day)
         settled = {*owned, *explained_ids(journal, [each for each in ids if each not in owned])}
         settled.update(*(each.candidates for each in open_ones))  # seen before
+        settled.update(lost_ids(journal.connection, journal.account, ids))
         lives = find_lives(journal.connection, journal.account, self._settled)
         start = shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
         rows = [

@@ -41,6 +41,8 @@ from mobilemoney_async.values import mask_phone_number
 FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 """Final states in which no money has moved: such a transaction stops nothing."""
 
+# Transaction ids in one statement.
+_IDS_AT_ONCE = 500
 # For how long an explained or owned transaction is kept with what was shown of it.
 _KEPT = timedelta(days=30)
 # How far from the send of an open payment a row may be that it has made.
@@ -298,9 +300,23 @@ def find_unclaimed(
 
 def explained(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that someone has explained."""
-    here = (_columns.account == account, _columns.transaction_id.in_(transaction_ids))
-    statement = sa.select(_columns.transaction_id).where(*here, _columns.explained_at.is_not(None))
-    return frozenset(connection.execute(statement).scalars())
+    return _named(connection, account, transaction_ids, _columns.explained_at.is_not(None))
+
+
+def lost_ids(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some transactions that are known to be of a time which the store has lost."""
+    return _named(connection, account, transaction_ids, _columns.is_lost)
+
+
+def _named(
+    connection: sa.Connection, account: str, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]
+) -> frozenset[str]:
+    statement = sa.select(_columns.transaction_id).where(_columns.account == account, which)
+    found: set[str] = set()
+    for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
+        some = _columns.transaction_id.in_(transaction_ids[start : start + _IDS_AT_ONCE])
+        found.update(connection.execute(statement.where(some)).scalars())
+    return frozenset(found)
 
 
 def explain(

@@ -141,7 +141,9 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
     asked = mobilemoney("accounts", "erase", "shop-4", "--phone", SUCCEEDS, "--store", url, answer="n\n")
     assert (asked.exit_code, "nothing was erased" in asked.stderr) == (1, True)
     done = run("erase", "shop-4", "--phone", SUCCEEDS, "--yes", "--store", url)
-    assert (done.exit_code, done.stdout) == (0, "shop-4: erased 1 of payment_records, 1 of subscriptions\n"), done.stderr
+    assert (done.exit_code, done.stdout) == (0, "shop-4: erased 1 of payment_records, 1 of subscriptions\n"), (
+        done.stderr
+    )
     listed = run("erasures", "--json", "--store", url).stdout
     file = tmp_path / "erasures.json"
     file.write_text(listed, "utf-8")
