@@ -223,6 +223,21 @@ def test_without_a_list_ids_do() -> None:
     assert pages <= 15
 
 
+def test_a_list_that_has_answered_again_is_away_for_a_second_after_its_next_fault() -> None:
+    """Faults of this morning do not keep it away in the afternoon."""
+    planner, now = Planner(ADVISED), 1.0
+    service = PaperService().filled(40, lambda number: (0.0, math.inf))
+    for number in range(40):
+        planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+    for _ in range(6):
+        planner.fail(planner.send(Page(1), now), now, is_unreadable=False)
+        now += 400
+    planner.take_page(planner.send(Page(1), now), service.page(1, now), now)
+    now += 60
+    planner.fail(planner.send(Page(1), now), now, is_unreadable=False)
+    assert planner.choose(now + 2) == Page(1)
+
+
 def test_without_lookups_the_list_does() -> None:
     """Where lookups always fail, pages show the payments all the same."""
     planner = Planner(ADVISED)
