@@ -189,6 +189,15 @@ def test_payments_of_one_process_go_before_bulk_work_of_another() -> None:
     assert 15 <= shares["bulk"] <= 25
 
 
+def test_processes_of_one_lane_send_one_after_the_other() -> None:
+    """At a request a second a turn is one request: nobody waits for two of another process."""
+    fleet = Fleet(CONTRACT, Member("a", LOOKUP), Member("b", LOOKUP))
+    fleet.run(START + 90)
+    names = [member.name for at, member in fleet.grants if at >= START + 20]
+    assert len(names) > 50
+    assert all(one != other for one, other in itertools.pairwise(names))
+
+
 @pytest.mark.slow
 def test_every_lane_moves_when_each_is_full_in_another_process() -> None:
     """Nothing starves: lookups and polls get a turn every ten seconds or so, bulk work every thirty."""
