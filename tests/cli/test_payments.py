@@ -218,8 +218,8 @@ class TestUnclaimed:
         async def work() -> str:
             order: dict[str, Any] = {"phone_number": NUMBER, "amount": 1_000}
             async with sandbox.client(store=SQLStore(url, grace=0), timeout=1) as client, sandbox.client() as other:
-                await client.collections.create(**order, idempotency_key="order-1")
-                made = await other.collections.create(**order)
+                await client.disbursements.create(**order, idempotency_key="order-1")
+                made = await other.disbursements.create(**order)
                 for _ in range(2):
                     await client.transactions.page()
                     await anyio.sleep(7)
@@ -259,7 +259,7 @@ class TestUnclaimed:
         self, url: str, paid_twice: str, served: dict[str, str]
     ) -> None:
         """Nothing is sent, and the message names the commands."""
-        order = ["collect", NUMBER, "1000", "--key", "order-2", "--yes"]
+        order = ["disburse", NUMBER, "1000", "--key", "order-2", "--yes"]
         stopped = mobilemoney(*order, **served, MOBILEMONEY_STORE=url)
         assert stopped.exit_code == 1, stopped.output
         assert "nothing was sent" in stopped.stderr

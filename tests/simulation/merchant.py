@@ -278,9 +278,9 @@ class Merchant:
                 with suppress(StoreError):
                     await self._decide_about(record)
         for row in await payments.unclaimed():
+            owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
+            known = None if owner is None else await payments.get(owner)
             if row.is_gap:
-                owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
-                known = None if owner is None else await payments.get(owner)
                 # A second transaction of a key gets a key of its own; so does that of a key which was in the restored
                 # store's queue, and was cancelled then.
                 is_taken = known is not None and (known.transaction_id or known.state is PaymentState.CANCELLED)
@@ -289,6 +289,8 @@ class Merchant:
                 whole = next(each.phone_number for each in world.service.payments if each.id == row.transaction_id)
                 names = {row.transaction_id: whole}
                 await payments.recover({key: row.transaction_id}, note="found in the books", phone_numbers=names)
+            elif known is not None and known.is_unresolved and known.state is not PaymentState.SENDING:
+                continue  # which is decided about above, once it is old enough
             elif (world.utcnow() - row.first_seen_at).total_seconds() > 1800:
                 self._note(f"operator: explains {row.transaction_id}")
                 await payments.explain(row.transaction_id, note="looked on the dashboard")
