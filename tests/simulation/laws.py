@@ -214,7 +214,7 @@ def check_end(world: World, orders: dict[str, Order]) -> None:
     states = {row[0]: row for row in world.disk.look(_RECORDS)}
     for key in unsettled(world, orders):
         world.breaks(f"{key} waits for ever: {states.get(key)}")
-    unclaimed = {row[0] for row in world.disk.look("SELECT transaction_id FROM mobilemoney_unclaimed")}
+    unclaimed = {row[0] for row in world.disk.look("SELECT transaction_id FROM mobilemoney_unmatched")}
     for payment in world.service.payments:
         _check_listed(world, payment, states, unclaimed)
         _check_turned(world, payment, states)
