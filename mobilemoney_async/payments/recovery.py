@@ -429,7 +429,7 @@ class Recovery:
         values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": settles_at}
         values["went_backwards"] = due.went_backwards and settles_at is not None
         values |= {"timeline": due.facts.timeline_now, "lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
-        if count:  # cursors of the time that the store has forgotten name other changes now
+        if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
             values["feed_epoch"] = new_epoch()
         connection.execute(accounts.update().where(accounts.c.account == account).values(values))
         return count

@@ -273,27 +273,38 @@ class Merchant:
         for record in await payments.unresolved():
             if record.sent_at is None or record.state is PaymentState.SENDING:
                 continue
+            if record.is_final:
+                self._note(f"operator: {record.key} has ended as it did first")
+                await payments.explain(str(record.transaction_id), note="asked the service")
+                continue
             age = (world.utcnow() - record.sent_at).total_seconds()
             if age > 2 * world.plan.grace + world.plan.timeout + 60:
                 with suppress(StoreError):
                     await self._decide_about(record)
         for row in await payments.unclaimed():
-            owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
-            known = None if owner is None else await payments.get(owner)
+            made = next((each for each in world.service.payments if each.id == row.transaction_id), None)
+            known = None if made is None or made.owner is None else await payments.get(made.owner)
             if row.is_gap:
-                # A second transaction of a key gets a key of its own; so does that of a key which was in the restored
-                # store's queue, and was cancelled then.
-                is_taken = known is not None and (known.transaction_id or known.state is PaymentState.CANCELLED)
-                key = f"extra-{row.transaction_id}" if owner is None or is_taken else owner
-                self._note(f"operator: imports {row.transaction_id} of {owner} as {key}")
-                whole = next(each.phone_number for each in world.service.payments if each.id == row.transaction_id)
-                names = {row.transaction_id: whole}
-                await payments.recover({key: row.transaction_id}, note="found in the books", phone_numbers=names)
+                await self._import(row.transaction_id)
             elif known is not None and known.is_unresolved and known.state is not PaymentState.SENDING:
                 continue  # which is decided about above, once it is old enough
             elif (world.utcnow() - row.first_seen_at).total_seconds() > 1800:
                 self._note(f"operator: explains {row.transaction_id}")
                 await payments.explain(row.transaction_id, note="looked on the dashboard")
+
+    async def _import(self, transaction_id: str) -> None:
+        """Let an operator import a transaction under the key of its order, or under one of its own.
+
+        A second transaction of a key gets a key of its own; so does that of a key which was in the restored store's
+        queue, and was cancelled then.
+        """
+        made = next(each for each in self.world.service.payments if each.id == transaction_id)
+        known = None if made.owner is None else await self.client.payments.get(made.owner)
+        is_taken = known is not None and (known.transaction_id or known.state is PaymentState.CANCELLED)
+        key = f"extra-{transaction_id}" if made.owner is None or is_taken else made.owner
+        self._note(f"operator: imports {transaction_id} of {made.owner} as {key}")
+        names = {transaction_id: made.phone_number}
+        await self.client.payments.recover({key: transaction_id}, note="found in the books", phone_numbers=names)
 
     async def _decide_about(self, record: PaymentRecord) -> None:
         payments, world = self.client.payments, self.world
@@ -312,6 +323,10 @@ class Merchant:
             at = world.now()
             await payments.confirm_absent(record.key, note="not on the dashboard")
             world.words.append((record.key, at if not mine else world.now()))
+            for each in record.candidates:
+                if each not in {payment.id for payment in mine}:
+                    self._note(f"operator: explains {each}")
+                    await payments.explain(each, note="another payment")
 
     async def _mistake(self, record: PaymentRecord, other: Payment) -> None:
         """Let an operator take a payment for another's transaction."""
