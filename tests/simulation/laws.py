@@ -57,9 +57,11 @@ def _check_turned(world: World, payment: Payment, states: dict[str, Any]) -> Non
     key, *_, cause = states.get(str(payment.owner), (None, None))
     if key is None or states[key][3] != payment.id or states[key][4] not in _earlier_ends(world, payment):
         return
-    query = f"SELECT detail FROM mobilemoney_payment_history WHERE key = '{key}' AND what = 'contradiction'"
-    told = sum("was finally" in detail for (detail,) in world.disk.look(query))
-    if cause != "CHANGED" or told != 1:
+    query = f"SELECT what, detail FROM mobilemoney_payment_history WHERE key = '{key}'"
+    entries = world.disk.look(query)
+    told = sum(what == "contradiction" and "was finally" in detail for what, detail in entries)
+    is_decided = any(what == "explained" for what, _ in entries)
+    if (cause == "CHANGED") is is_decided or told != 1:
         world.breaks(f"{payment.id} of {key} was {payment.end}, is {payment.status(world.now())}, told {told} times")
 
 
