@@ -36,6 +36,7 @@ BENCHMARKS = {
     "many_accounts": ("merchants", "calls", "database", "payments", "sharing"),
     "creates": ("merchants", "calls", "database", "payments", "sharing"),
     "worker": ("merchants", "database", "payments", "polling", "sharing"),
+    "false_alarms": ("payments",),
 }
 
 

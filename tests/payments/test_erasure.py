@@ -150,6 +150,7 @@ async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -
         assert everything(store_url) == before
 
 
+@pytest.mark.slow
 async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> None:
     """Its numbers, notes, logins and the key of its digests are gone; its neighbour is as it was."""
     async with shop(store_url) as (client, store, _), shop(store_url, "shop-2") as (neighbour, _, _):

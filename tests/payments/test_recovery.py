@@ -261,6 +261,7 @@ def fail_list() -> Any:
     return fail
 
 
+@pytest.mark.slow
 async def test_a_store_in_contact_asks_for_no_list(sqlite_file_url: str, kind: str) -> None:
     """However quiet its business is: `reconcile` keeps the contact. After five minutes without, one list is read."""
     world = make_world(sqlite_file_url)

@@ -265,8 +265,8 @@ DEFECTS = (
     Defect(
         "a match is adopted although other systems pay too",
         "payments/reconciler.py",
-        "    if verdict.adopt is not None and not is_sole_writer:\n",
-        "    if verdict.adopt is not None and is_sole_writer is None:\n",
+        "    if ownership.sole_writer is False or any(",
+        "    if ownership.sole_writer is None and any(",
     ),
     Defect(
         "the answer to another lookup is believed",
