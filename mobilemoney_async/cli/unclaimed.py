@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +15,16 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, say
-from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, with_service
+from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, Yes, require_yes, with_service
 from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
+from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.payments.account_status import AccountNeed
 from mobilemoney_async.payments.next_steps import NextStep
 from mobilemoney_async.payments.records import OPEN, UnclaimedTransaction
-from mobilemoney_async.values import csv_cell, shown_id
+from mobilemoney_async.values import csv_cell, normalise_phone_number, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -69,22 +71,51 @@ def list_unclaimed(
 def explain_transaction(
     *,
     transaction_ids: Annotated[
-        list[str], typer.Argument(metavar="TRANSACTION_ID…", help="One or several that `unclaimed` lists.")
-    ],
+        list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]…", help="One or several that `unclaimed` lists.")
+    ] = None,
+    before: Annotated[str | None, typer.Option(metavar="DAY", help=f"All that were made before a day: {DAYS}.")] = None,
+    phone: Annotated[str | None, typer.Option(metavar="NUMBER", help="All that may be of a phone number.")] = None,
+    lost: Annotated[bool, typer.Option("--lost", help="With a filter: also those of a lost time.")] = False,
     note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept with each.")],
+    yes: Yes = False,
     service: Service,
 ) -> None:
     """Say what transactions are that no payment claims, after you have looked. Needs no service.
 
     They then keep no payment from being sent. Of a payment whose final state has changed, this keeps the first one.
+    Instead of ids you may give filters: what they choose is listed, and explained after you have agreed.
     """
+    day, store = read_day("--before", before), find_store(service)
+    is_filtered = day is not None or phone is not None
+    if bool(transaction_ids) is is_filtered or (lost and not is_filtered):
+        raise WrongUsage("give either ids, or --before and --phone (with --lost, if you want)")
+    names = list(transaction_ids or ())
+    if is_filtered:
+        number = None if phone is None else normalise_phone_number(phone)
+        listed = run_with_store(lambda book: book.unclaimed(), store)
+        found = [each for each in listed if _is_chosen(each, day, number, lost=lost)]
+        if not found:
+            say("payments", f"no such transactions of account {store.account!r}")
+            return
+        print_unclaimed(found)
+        if not yes:
+            require_yes(f"Explain these {len(found):,}?", otherwise="nothing was changed")
+        names = [each.transaction_id for each in found]
 
     async def explain(book: PaymentBook) -> None:
-        for each in transaction_ids:
+        for each in names:
             explained = await book.explain(each, note=note)
             print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
 
-    run_with_store(explain, find_store(service))
+    run_with_store(explain, store)
+
+
+def _is_chosen(transaction: UnclaimedTransaction, before: date | None, number: str | None, *, lost: bool) -> bool:
+    """Return whether the filters of `explain_transaction` choose a transaction."""
+    made_at = transaction.created_at
+    is_early = before is None or (made_at is not None and made_at.date() < before)
+    is_of_number = number is None or may_be_number(transaction.phone_number, number)
+    return is_early and is_of_number and (lost or not transaction.is_gap)
 
 
 @with_service()

@@ -250,6 +250,21 @@ class TestUnclaimed:
         assert done.exit_code == 0, done.stderr
         assert [line.split(":")[0] for line in done.stdout.splitlines()] == [paid_twice, "txn-0"]
 
+    def test_filters_explain_what_they_have_printed(self, url: str, paid_twice: str) -> None:
+        """After an answer; another number, an earlier day, and ids beside a filter choose nothing."""
+        command = ("explain", "--note", "Asha", "--store", url)
+        assert "no such transactions" in run(*command, "--phone", "+255681999999").stderr
+        assert "no such transactions" in run(*command, "--before", "2020-01-01").stderr
+        for wrong in ((), ("--lost",), (paid_twice, "--phone", NUMBER), ("--before", "soon")):
+            assert run(*command, *wrong).exit_code == 2
+        left = run(*command, "--phone", NUMBER, answer="n\n")
+        assert (left.exit_code, paid_twice in left.stdout) == (1, True)
+        assert len(run_json("unclaimed", "--store", url)) == 1
+        done = run(*command, "--phone", NUMBER, "--before", "2999-01-01", "--yes")
+        assert done.exit_code == 0, done.stderr
+        assert f"{paid_twice}: explained" in done.stdout
+        assert run_json("unclaimed", "--store", url) == []
+
     @pytest.mark.parametrize("note", [(), ("--note", " ")])
     def test_an_explanation_needs_words(self, url: str, paid_twice: str, note: tuple[str, ...]) -> None:
         assert run("explain", paid_twice, *note, "--store", url).exit_code == 2
