@@ -321,18 +321,21 @@ class Recovery:
 
     async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
         """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
-        end = due.since + _DAY  # the end of the list, whatever the service's clock shows
-        walk = await self._lister.near(end, end, due.first_day)
+        start = shift(due.newest, self._store.reconciling.ahead - CLOCKS)
+        walk = await self._list_since(start, due)
         skew = await self._skew(walk)
-        start = shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
-        times = [row.created_at for row in walk.rows if row.created_at is not None]
-        is_whole = walk.is_complete or (walk.covered is not None and bool(times) and min(times) < start)
-        if not is_whole:
-            walk = await self._lister.near(start, end, due.first_day)
-            if walk.covered is None and not walk.is_complete:
-                walk = await self._lister.complete(due.first_day)
+        needed = _since(due, skew)
+        if needed < start and not walk.is_complete:
+            walk = await self._list_since(needed, due)
             skew = await self._skew(walk) or skew
         return walk, skew
+
+    async def _list_since(self, start: datetime, due: _Due) -> Walk:
+        end = due.since + _DAY  # the end of the list, whatever the service's clock shows
+        walk = await self._lister.near(start, end, due.first_day)
+        if walk.covered is None and not walk.is_complete:
+            walk = await self._lister.complete(due.first_day)
+        return walk
 
     async def _skew(self, walk: Walk) -> Skew | None:
         """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers."""
@@ -372,10 +375,9 @@ class Recovery:
         settled.update(*(each.candidates for each in open_ones))  # seen before
         settled.update(lost_ids(journal.connection, journal.account, ids))
         lives = find_lives(journal.connection, journal.account, self._settled)
-        start = shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
         rows = [
             row
-            for row in rows_since(walk.rows, start)
+            for row in rows_since(walk.rows, _since(due, skew))
             if row.id not in settled
             and not (merchant and row.merchant_id and row.merchant_id != merchant)
             and not lives.remember(row.created_at, skew)
@@ -445,6 +447,11 @@ class Recovery:
             self._store.account,
             f"{since:%Y-%m-%d %H:%M:%S} UTC",
         )
+
+
+def _since(due: _Due, skew: Skew | None) -> datetime:
+    """Return from when on rows are compared, on the service's clock; a day before where nothing shows that."""
+    return shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:

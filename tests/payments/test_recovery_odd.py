@@ -70,6 +70,22 @@ async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: ti
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_long_list_in_any_order(store_url: str, kind: str, newest_first: bool) -> None:
+    """What was forgotten is found between pages of long before and the last one."""
+    world = make_world(store_url)
+    world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, f"old {each}", 300 + each) for each in range(30)])
+        await anyio.sleep(HOUR)
+    orders = await sell(world, kind, forgotten=20)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await stopped(world, client, orders)
+        await world.pay(client, [order(kind, "new", 200)])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
 async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: str, kind: str, ahead: timedelta) -> None:
     """The store knows it by the service's clock only, and a list that shows it there hides nothing."""
