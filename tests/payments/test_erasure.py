@@ -24,6 +24,8 @@ from mobilemoney_async.database.schema import METADATA
 from mobilemoney_async.sandbox import Sandbox
 from tests.payments.test_account_state import platform_of
 
+pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
+
 NUMBER, OTHER, STAYS_OPEN = "+255780000789", "+255781234567", "+255780000129"
 NAME = "Juma Mwinyi"
 
@@ -150,7 +152,6 @@ async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -
         assert everything(store_url) == before
 
 
-@pytest.mark.slow
 async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> None:
     """Its numbers, notes, logins and the key of its digests are gone; its neighbour is as it was."""
     async with shop(store_url) as (client, store, _), shop(store_url, "shop-2") as (neighbour, _, _):
