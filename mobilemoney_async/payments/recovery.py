@@ -280,7 +280,7 @@ class Recovery:
         now = self._pipeline.utcnow()
         went_backwards = bool(facts.went_backwards) or facts.lost_until is not None or facts.has_moved
         since = self._store.due_since
-        if since is None or facts.due_since is None:
+        if since is None or since != facts.due_since:
             self._store.due_since = since = now
         newest = facts.known_until if facts.due_since is not None else None
         if newest is None:
