@@ -92,7 +92,7 @@ def kill_child(pid: int) -> None:
 @contextmanager
 def worker(sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[None]:
     """Open what a process of a worker has, in this process."""
-    client = sandbox.client(store=SQLStore(f"sqlite:///{folder / 'payouts.db'}"), timeout=PATIENCE, **options)
+    client = sandbox.client(store=SQLStore(f"sqlite:///{folder / 'payouts.db'}", grace=0), timeout=PATIENCE, **options)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(client) as opened:
         monkeypatch.setattr(example().Worker, "portal", portal, raising=False)
         monkeypatch.setattr(example().Worker, "client", opened, raising=False)

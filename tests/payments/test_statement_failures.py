@@ -113,7 +113,7 @@ async def lost(world: World, client: AsyncClient) -> None:
     world.line.after = lose
     with pytest.raises(OutcomeUnknown):
         await create(client)
-    await world.advance(200)
+    await world.advance(140)
 
 
 async def made(world: World, client: AsyncClient) -> None:
@@ -192,7 +192,7 @@ async def _run(url: str, case: str, fault: Fault) -> None:
             assert failure.outcome in {"not_sent", "unknown"}
             assert failure.outcome == "unknown" or world.sent == sent, where
             assert str(ORDER["phone_number"])[1:] not in f"{failure}{failure!r}"
-        await world.advance(200)
+        await world.advance(140)  # less than five minutes since the last statement that held: in one life of the store
         # The database works again: what is open is found out, and the key is never a second payment.
         for _ in range(3):
             await client.payments.reconcile()
