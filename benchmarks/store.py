@@ -217,8 +217,8 @@ def _fill(path: Path) -> None:
     connection.executemany(
         "INSERT INTO mobilemoney_payment_records (account, key, type, phone_number, amount, extra_digest, state,"
         " attempt, created_at, changed_at, sent_at, stale_at, ended_at, transaction_id, reference, status,"
-        ' acknowledgement, "transaction", is_adopted, walks, priority)'
-        " VALUES ('default', ?, 'collection', ?, '1000', '', ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
+        ' acknowledgement, "transaction", is_adopted, walks, priority, stops_kind)'
+        " VALUES ('default', ?, 'collection', ?, '1000', '', ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
         _payments(),
     )
     connection.executemany(
@@ -238,7 +238,7 @@ def _payments() -> Iterator[tuple[Any, ...]]:
         moment, phone_number = at.strftime("%Y-%m-%d %H:%M:%S.%f"), f"+2556{number % 100_000_000:08}"
         row = (f"order-{number}", phone_number)
         if number % step == 0:
-            yield (*row, "UNKNOWN", *[moment] * 5, None, None, None, None, None)
+            yield (*row, "UNKNOWN", *[moment] * 5, None, None, None, None, None, True)
             continue
         transaction_id, reference = f"txn_{number:016x}", f"REF{number:010}"
         common = f'"reference":"{reference}","amount":"1000","currency":"TZS","phone_number":"{phone_number}"'
@@ -249,7 +249,7 @@ def _payments() -> Iterator[tuple[Any, ...]]:
         )
         yield (
             *(*row, "FINAL", *[moment] * 5),
-            *(transaction_id, reference, "SUCCESS", acknowledgement, transaction),
+            *(transaction_id, reference, "SUCCESS", acknowledgement, transaction, False),
         )
 
 

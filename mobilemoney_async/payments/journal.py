@@ -505,7 +505,7 @@ class Journal:
         detail: str,
     ) -> None:
         """Note and publish an event of many payments whose rows the caller has changed."""
-        # Asked once, not for each payment as in `publish`: PostgreSQL reads all changes of the account each time, if it
+        # Asked once, not for each payment as in `record`: PostgreSQL reads all changes of the account each time, if it
         # takes the table to be empty, as after the rollback of thousands.
         later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
         times = {row.name: row.last for row in self.connection.execute(later)}
