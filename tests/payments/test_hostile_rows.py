@@ -5,6 +5,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -235,3 +236,16 @@ async def _step(draw: random.Random, world: World, client: AsyncClient, order: O
     assert isinstance(answer, Acknowledgement | MobileMoneyError)
     if isinstance(answer, OutcomeUnknown):
         raise answer
+
+
+@BOTH
+async def test_with_an_unknown_clock_no_row_is_far_away(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in local time may show the lost payment hours before it was sent: its kind stays stopped."""
+    world = make_world(store_url)
+    world.service.utcnow = lambda: world.utcnow() - timedelta(hours=3)
+    monkeypatch.setattr(world.service, "_dated", lambda response: response)
+    async with world.client() as client:
+        await world.lose(client, Order("lost", "collections", number(1)), made=True)
+        await world.reconcile(client, GRACE + MINUTE, MINUTE)
+        assert isinstance(await world.attempt(client, Order("again", "collections", number(1))), MobileMoneyError)
+        assert not world.posts("again")
