@@ -355,8 +355,9 @@ class Evidence:
                 return Verdict(adopt=row, by=by)
             return Verdict(candidates=(row.id,), reason=Reason(PaymentCause.RIVAL, rival))
         window = query.window(skew)
-        # With an unknown clock no row is far away.
-        is_far = flaw is None and skew is not None and not any(may_be_within(row, *window) for _, row in near.values())
+        # Only our own payments show the clock of that time: without them no row is far away.
+        is_known = flaw is None and skew is not None and skew.is_own
+        is_far = is_known and not any(may_be_within(row, *window) for _, row in near.values())
         return Verdict(candidates=tuple(ids), has_none_near=is_far, reason=may_be(ids))
 
     def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:

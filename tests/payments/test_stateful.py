@@ -91,6 +91,7 @@ class Service(httpx.AsyncBaseTransport):
         self.may_exist: set[str] = set()
         self.alive: set[str] = set()
         self.ahead = timedelta(0)
+        self.has_jumped = False
         self.has_dates = True
         self.is_newest_first = True
         self.lags = False
@@ -192,15 +193,17 @@ class Service(httpx.AsyncBaseTransport):
     def _check(self, key: str) -> None:
         """See that this request may be sent.
 
-        A lost collection that a whole list has not shown, once the grace period was over, stops no other: it does not
-        exist.
+        A lost collection that a whole list has not shown near its send, once the grace period was over, stops no other:
+        it does not exist, unless the service's clock has jumped meanwhile.
         """
         if key in self.may_exist:
             self.wrong.append(f"{key} was sent again without a confirmation")
         known = self.look()
-        stops = self.may_appear if KINDS[key][0] == "collection" else self.may_exist.__contains__
+        is_collection = KINDS[key][0] == "collection"
         for other, kind in KINDS.items():
-            if other != key and kind == KINDS[key] and stops(other) and not known.get(other):
+            if other == key or kind != KINDS[key] or known.get(other):
+                continue
+            if (not self.has_jumped and self.may_appear(other)) if is_collection else other in self.may_exist:
                 self.wrong.append(f"{key} was sent while its duplicate {other} was not identified")
 
     def _list(self, request: httpx.Request) -> httpx.Response:
@@ -508,7 +511,9 @@ class Shop(RuleBasedStateMachine):
     def the_service_changes(self, hours: float, has_dates: bool, is_newest_first: bool, lags: bool, size: int) -> None:
         """Set the service's clock, and change how its list looks."""
         service = self.service
-        service.ahead = timedelta(hours=hours)
+        ahead = timedelta(hours=hours)
+        service.has_jumped = service.has_jumped or (ahead != service.ahead and bool(service.may_exist))
+        service.ahead = ahead
         service.has_dates, service.is_newest_first = has_dates, is_newest_first
         service.lags, service.page_size = lags, size
 
@@ -540,8 +545,13 @@ class Shop(RuleBasedStateMachine):
     @invariant()
     def one_unidentified_of_a_kind(self) -> None:
         """Of a kind there is one unidentified payment at most, of collections one that exists or may come to exist."""
+        has_jumped = self.service.has_jumped
         unidentified = [key for key, (state, _) in self.rows().items() if state in {"SENDING", "UNKNOWN", "ABSENT"}]
-        kinds = [KINDS[key] for key in unidentified if KINDS[key][0] == "disbursement" or self.is_possible(key)]
+        kinds = [
+            KINDS[key]
+            for key in unidentified
+            if KINDS[key][0] == "disbursement" or (not has_jumped and self.is_possible(key))
+        ]
         assert len(kinds) == len({*kinds})
 
     def teardown(self) -> None:
