@@ -372,7 +372,7 @@ async def test_a_client_is_not_closed_during_a_call(
     store_url: str, platform: Platform, caplog: pytest.LogCaptureFixture
 ) -> None:
     """More than `max_open` are open then, of which one warning tells; `Pool` fails if a request loses its pool."""
-    platform.open(*shops(8))
+    platform.open(*shops(4))
     platform.service.answer_after = 3.0
     async with platform.merchants(store_url, max_open=2) as merchants:
 
@@ -381,16 +381,16 @@ async def test_a_client_is_not_closed_during_a_call(
 
         for number in range(2):
             async with anyio.create_task_group() as tasks:
-                for account in shops(8):
+                for account in shops(4):
                     tasks.start_soon(shop, account, f"order-{number}")
                 await anyio.sleep(2)
-                assert platform.open_pools == 8
+                assert platform.open_pools == 4
             assert platform.open_pools == 2
             await anyio.sleep(600)
     assert [each.message for each in caplog.records if "max_open" in each.message] == [
         "more than max_open=2 clients are open, since all of them are in use"
     ]
-    assert len(platform.service.payments) == 16
+    assert len(platform.service.payments) == 8
 
 
 @BOTH
