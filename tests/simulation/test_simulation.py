@@ -3,12 +3,9 @@
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 
 import pytest
 
-from mobilemoney_async.database import engine
-from mobilemoney_async.database.engine import Database
 from tests.simulation.__main__ import main
 from tests.simulation.cases import Case
 from tests.simulation.history import History, play
@@ -79,22 +76,6 @@ def test_the_laws_hold_on_postgresql_too() -> None:
     plan = plan.weighing({"serialization": 0.05, "notify_lost": 0.3, "restored_backup": 0})
     with postgres() as server:
         assert play(plan, server=server).broken == ()
-
-
-@pytest.mark.slow
-def test_a_payment_that_leaves_the_queue_too_early_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the wall clocks of hosts jump by hours, and one of them decides what is late; with the server's none is."""
-    plan = Plan.drawn("4001").resized(orders=6, processes=1, openings=1, rush=0, has_store=True)
-    plan = plan.weighing({"wall_clock_jumps": 0.2, "no_connection": 0.5, "restored_backup": 0, "crash": 0, "stop": 0})
-    with postgres() as server:
-        assert play(plan, server=server).broken == ()
-        clock = vars(engine)
-        monkeypatch.setattr(
-            Database,
-            "time_of_transaction",
-            lambda self, utcnow: lambda connection: datetime.fromtimestamp(clock["time"].time(), UTC),
-        )
-        assert any("left the queue as late" in each for each in play(plan, server=server).broken)
 
 
 @pytest.mark.slow
