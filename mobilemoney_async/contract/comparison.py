@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
@@ -155,3 +155,11 @@ def _forms(own: str) -> Mapping[str, NumberForm]:
     local = digits[-_NATIONAL_DIGITS:]
     short = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL} if local != digits else {}
     return {**short, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
+
+
+def shift(moment: datetime, by: timedelta) -> datetime:
+    """Return a time moved by a difference, at most to the ends of the calendar: a service may show any date."""
+    try:
+        return moment + by
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC) if by < timedelta(0) else datetime.max.replace(tzinfo=UTC)

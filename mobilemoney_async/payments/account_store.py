@@ -18,7 +18,6 @@ from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_state import change_state
 from mobilemoney_async.payments.account_status import AccountState
-from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.feed_watch import close_watch, stir_readers
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 
@@ -84,7 +83,6 @@ class AccountStore:
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.
         sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
         keep_changes: For how long changes of payments that have ended are kept.
-        guard: Keeps payments from being begun that may be made already.
         newest: When the newest payment that this process knows of was sent.
         due_since: Since when this process knows that the store is to be compared with its service, or None.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
@@ -104,7 +102,6 @@ class AccountStore:
     resend_absent_collections: bool
     sole_writer: bool | None = None
     keep_changes: timedelta = timedelta(days=90)
-    guard: DuplicateGuard = attrs.field(init=False)
     newest: datetime | None = attrs.field(default=None, init=False)
     due_since: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -116,10 +113,6 @@ class AccountStore:
     left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
     clients: int = attrs.field(default=0, init=False)
-
-    @guard.default
-    def _make_guard(self) -> DuplicateGuard:
-        return DuplicateGuard(self.account, self.sole_writer)
 
     def remember(self, transaction_id: str, fact: object = True) -> None:
         """Remember a fact about a transaction, by default that a payment has acknowledged it.
@@ -136,7 +129,7 @@ class AccountStore:
     async def read(self, work: Callable[[Journal], T], *, share_key: str | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(
-            lambda connection: work(Journal(connection, self.account, self.guard)), share_key=self._place(share_key)
+            lambda connection: work(Journal(connection, self.account)), share_key=self._place(share_key)
         )
 
     async def write(
@@ -156,7 +149,7 @@ class AccountStore:
 
         def run(connection: Any) -> T:
             nonlocal has_changes
-            journal = Journal(connection, self.account, self.guard)
+            journal = Journal(connection, self.account)
             result = work(journal)
             has_changes = journal.has_changes
             return result

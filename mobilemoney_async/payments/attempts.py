@@ -31,7 +31,9 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.beginning import begin_payment
 from mobilemoney_async.payments.disbursement_limits import require_payment_within
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
 
@@ -73,6 +75,7 @@ class RecordedAttempts:
     """
 
     store: AccountStore
+    guard: DuplicateGuard
     request: PaymentRequest
     expected: int | None
     utcnow: Callable[[], datetime]
@@ -113,8 +116,14 @@ class RecordedAttempts:
             def is_wanted(record: PaymentRecord) -> bool:
                 return withdrawal(record, sent_at, asked_at=self.asked_at) is None
 
-            return journal.begin(
-                self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN, is_wanted=is_wanted
+            return begin_payment(
+                journal,
+                self.guard,
+                self.request,
+                expected=expected,
+                sent_at=sent_at,
+                lives=lives + _MARGIN,
+                is_wanted=is_wanted,
             )
 
         def note(attempt: int | None) -> None:

@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
@@ -29,11 +30,13 @@ from mobilemoney_async.payments.audit_report import (
     unsettled_of,
 )
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import query_for, shift
-from mobilemoney_async.payments.queries import explained_ids, merchant_of, owners
+from mobilemoney_async.payments.matching import query_for
+from mobilemoney_async.payments.queries import merchant_of, owners
 from mobilemoney_async.payments.records import REUSABLE, PaymentRecord
+from mobilemoney_async.payments.rows import to_record
+from mobilemoney_async.payments.unmatched import explained
 
 _columns = payments.c
 _DAY = timedelta(days=1)
@@ -62,7 +65,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
             open_ones=open_ones,
             sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
             merchant_id=merchant_of(journal, walk.rows, owned),
-            explained=explained_ids(journal, ids),
+            explained=explained(journal.connection, journal.account, ids),
             is_sole_writer=store.sole_writer is not False,
             began_at=walk.began_at,
             now=now,

@@ -9,12 +9,12 @@ from decimal import Decimal, localcontext
 
 import attrs
 
-from mobilemoney_async.contract.comparison import CURRENCY, may_be_number
+from mobilemoney_async.contract.comparison import CURRENCY, may_be_number, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for, shift
+from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for
 from mobilemoney_async.payments.next_steps import RECONCILE, NextStep, explain, identify, next_step
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, is_stale
 
@@ -153,7 +153,7 @@ class Comparison:
             known just before `owned` was read.
         sent: The payments that were sent in its days before it began, and may exist.
         merchant_id: The account's merchant, if known: rows of another one are not compared.
-        explained: As of `queries.explained_ids`.
+        explained: As of `unmatched.explained`.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
         began_at: When the listing began.
         now: When it ended.

@@ -35,10 +35,11 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.comparison import AccountFacts, why_compare
-from mobilemoney_async.payments.journal import CONFLICTS, Journal, to_record
+from mobilemoney_async.payments.journal import CONFLICTS, Journal
 from mobilemoney_async.payments.lives import go_on, is_worth_a_write
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
+from mobilemoney_async.payments.rows import to_record
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -34,7 +34,7 @@ from mobilemoney_async.database.schema import (
     unmatched,
 )
 from mobilemoney_async.errors import InvalidCursor
-from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.payment_change import ChangeReader, PaymentChange
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import (
@@ -42,6 +42,7 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     UnclaimedTransaction,
 )
+from mobilemoney_async.payments.rows import to_record
 from mobilemoney_async.payments.unmatched import find_lines
 
 # Changes that are numbered in one transaction.

@@ -19,9 +19,10 @@ from datetime import UTC, datetime, timedelta
 
 import attrs
 
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, is_within, match, shift
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, is_within, match
 
 CONTACT: timedelta = timedelta(minutes=5)
 """The longest pause inside a life."""

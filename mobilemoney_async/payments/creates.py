@@ -9,7 +9,7 @@ Invariants:
 Critical sections, in the order in which they are entered:
 - The locks of the key and of the kind, from the first look at the record to the end of the call. They keep off the
   tasks of this event loop only. Other processes are kept off by the unique indexes, in the transaction of
-  `Journal.begin`.
+  `begin_payment`.
 - From the commit of SENDING to the end of the request, a cancellation may come at any await. Each way out records the
   end of the attempt.
 """
@@ -45,7 +45,7 @@ from mobilemoney_async.payments.account_state import suspended
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
 from mobilemoney_async.payments.comparison import AccountFacts
-from mobilemoney_async.payments.duplicates import duplicate_suspected
+from mobilemoney_async.payments.duplicates import DuplicateGuard, duplicate_suspected
 from mobilemoney_async.payments.evidence import names
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import query_for, read_sample
@@ -113,6 +113,7 @@ class IdempotentCreates:
         self._pipeline = attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
         self._reconciler = reconciler
         self._recovery = recovery
+        self._guard = DuplicateGuard(store.account, store.sole_writer)
 
     async def create(
         self,
@@ -184,6 +185,7 @@ class IdempotentCreates:
                     return acknowledgement
                 progress.attempts = attempts = RecordedAttempts(
                     self._store,
+                    self._guard,
                     request,
                     expected,
                     self._pipeline.utcnow,
@@ -225,10 +227,10 @@ class IdempotentCreates:
             if acknowledgement is not None:
                 return None, acknowledgement
             now = self._pipeline.utcnow()
-            # Another process may send from here on: `Journal.begin` finds out.
+            # Another process may send from here on: `begin_payment` finds out.
             answer = self._clearance(record, now, progress.asked_at)
             if record is None or answer is Clearance.SEND:
-                if facts.state is not None:  # before anything is asked of the service; `Journal.begin` decides
+                if facts.state is not None:  # before anything is asked of the service; `begin_payment` decides
                     raise suspended(self._store.account, facts.state, facts.state_note)
                 progress.is_comparing = True
                 took_time = await self._recovery.admit(request, facts)

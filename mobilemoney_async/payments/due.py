@@ -24,9 +24,10 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments
 from mobilemoney_async.payments.account_status import AccountState
-from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records import LISTINGS, PaymentRecord, PaymentState
+from mobilemoney_async.payments.rows import UNKNOWN_EXTRA, to_record
 
 # For how long a payment is looked for that was refused without a code of the contract, or confirmed absent; and one of
 # the former for which a create has asked.

@@ -1,4 +1,4 @@
-"""Guard of the payments that begin against those that may be made already, in the transaction of `Journal.begin`.
+"""Guard of the payments that begin against those that may be made already, in the transaction of `begin_payment`.
 
 What stops a payment:
 
@@ -29,16 +29,8 @@ from mobilemoney_async.database.schema import accounts, insert_missing, unmatche
 from mobilemoney_async.errors import DuplicateSuspected
 from mobilemoney_async.payments.lives import begin_life
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
-from mobilemoney_async.payments.unmatched import (
-    FAILED,
-    IS_OPEN,
-    MAY_HAVE_PAID,
-    digest,
-    find_lines,
-    number_key,
-    open_attempts,
-    surplus,
-)
+from mobilemoney_async.payments.surplus import open_attempts, surplus
+from mobilemoney_async.payments.unmatched import FAILED, IS_OPEN, MAY_HAVE_PAID, digest, find_lines, number_key
 
 # For how long after its first sighting a surplus transaction stops other payments of its kind.
 _STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}

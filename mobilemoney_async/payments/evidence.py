@@ -32,7 +32,7 @@ from itertools import chain
 
 import attrs
 
-from mobilemoney_async.contract.comparison import NumberForm
+from mobilemoney_async.contract.comparison import NumberForm, shift
 from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.payments.matching import (
     ClockSample,
@@ -47,7 +47,6 @@ from mobilemoney_async.payments.matching import (
     match,
     may_be_within,
     query_for,
-    shift,
 )
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import PaymentRecord

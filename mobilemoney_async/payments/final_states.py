@@ -11,9 +11,10 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import FinalStateChanged, Handler, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.queries import explained_ids, owners
+from mobilemoney_async.payments.queries import owners
 from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.records import PaymentRecord, Source
+from mobilemoney_async.payments.unmatched import explained
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id
 
@@ -37,7 +38,7 @@ async def compare_final_states(
         return
 
     def find(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
-        kept = explained_ids(journal, [*ended])  # someone has said which state counts
+        kept = explained(journal.connection, journal.account, [*ended])  # someone has said which state counts
         own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
         pairs = ((record, ended[str(record.transaction_id)]) for record in own if record.is_final)
         return [(record, row) for record, row in pairs if record.status != row.status]

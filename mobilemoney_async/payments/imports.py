@@ -9,20 +9,21 @@ from functools import partial
 import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import international, may_be_number
+from mobilemoney_async.contract.comparison import international, may_be_number, shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import insert_missing, payments, unmatched
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import Match, Spellings, match, query_for, shift
+from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.queries import owners
 from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, Source
+from mobilemoney_async.payments.rows import UNKNOWN_EXTRA, to_record
 from mobilemoney_async.payments.unmatched import find_lines
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
 

@@ -13,11 +13,10 @@ create. Values that differ from call to call are bound parameters.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import attrs
@@ -25,10 +24,9 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED, is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
-    FOUND_VERSION,
     STOPS_KIND,
     accounts,
     batches,
@@ -36,24 +34,20 @@ from mobilemoney_async.database.schema import (
     history,
     insert_missing,
     payments,
-    require_known,
 )
-from mobilemoney_async.database.serialization import dump, load, load_amount, shorten
+from mobilemoney_async.database.serialization import dump, load, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
-from mobilemoney_async.payments.account_state import STATE, require_active
-from mobilemoney_async.payments.duplicates import SUSPECT, DuplicateGuard, duplicate_suspected
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
-    Clearance,
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
     Source,
-    clearance,
     move,
     stops_kind,
 )
+from mobilemoney_async.payments.rows import UNKNOWN_EXTRA, reason_columns, to_record
 from mobilemoney_async.payments.unmatched import digest, number_key
 from mobilemoney_async.values import valid_name
 
@@ -61,9 +55,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
 """An attempt of the payment was released, or certainly failed: few of many."""
-
-UNKNOWN_EXTRA = "?"
-"""Digest of the extra fields of a payment that was imported: the list does not show them."""
 
 _columns = payments.c
 _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
@@ -136,7 +127,6 @@ _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
 _FIRST_CHANGE = changes.insert().inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
-_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT, STATE)
 
 
 @attrs.frozen
@@ -170,19 +160,12 @@ class Journal:
     """Payments of one account, inside one transaction of the connection.
 
     Attributes:
-        guard: Keeps payments from being begun that may be made already.
         has_changes: Whether a change was recorded for the readers of the feed.
     """
 
     connection: sa.Connection
     account: str
-    guard: DuplicateGuard | None = None
     has_changes: bool = attrs.field(default=False, init=False)
-
-    @property
-    def _guard(self) -> DuplicateGuard:
-        self.guard = self.guard or DuplicateGuard(self.account)
-        return self.guard
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
@@ -241,50 +224,6 @@ class Journal:
             "of_key": request.key,
         }
 
-    def begin(
-        self,
-        request: PaymentRequest,
-        *,
-        expected: int | None,
-        sent_at: datetime,
-        lives: float,
-        is_wanted: Callable[[PaymentRecord], bool] | None = None,
-    ) -> int | None:
-        """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
-
-        Args:
-            request: The payment.
-            expected: The latest attempt of its record, which must still be one that may be sent again; None if there
-                is no record.
-            sent_at: Now.
-            lives: The longest that the request can be on its way, seconds.
-            is_wanted: Whether its record, as it is now, may still be sent; None for any.
-
-        Raises:
-            DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
-            AccountSuspended: The account begins no payment now.
-            StoreError: Another release has changed the tables since this process began.
-        """
-        stale_at = sent_at + timedelta(seconds=lives)
-        sending = {"state": PaymentState.SENDING, "stops_kind": True}
-        sending |= {"sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
-        attempt = 1 if expected is None else expected + 1
-        checks = self._guard.parameters(self.connection, request, sent_at)
-        # The unique indexes decide between processes, whatever was read before.
-        if expected is None:
-            is_begun = self._insert(request, sending, checks)
-        else:
-            is_begun = self._send_again(request, expected, sending, checks, is_wanted)
-        if not is_begun:
-            # Read after the database has refused the row: because of a duplicate, or of the key itself.
-            duplicate = self.find_duplicate(request)
-            if duplicate is not None:
-                raise duplicate_suspected(duplicate)
-            return None
-        what, detail = PaymentEvent.SEND, f"attempt {attempt}"
-        self.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
-        return attempt
-
     def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
         """Record an event as `save` does, and return the payment as it is then, or the error to raise."""
         failure = self.save(entry)
@@ -323,7 +262,7 @@ class Journal:
         if target is not state:
             self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry), values=values)
         elif values:
-            self._change(row.key, values)
+            self.change(row.key, values)
         if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
             said = "its batch was cancelled meanwhile"
             return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
@@ -343,7 +282,7 @@ class Journal:
         if other is None:
             return None
         if entry.event is not PaymentEvent.DOUBT:  # it was absent, and others were allowed: that stays so
-            self._change(entry.key, {**values, "stops_kind": False})
+            self.change(entry.key, {**values, "stops_kind": False})
             return None
         said = f"payment {other!r} of the same kind is unidentified: nothing was sent; try again once that one is found"
         return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
@@ -352,7 +291,7 @@ class Journal:
         """Change the row of a payment that adopts a transaction, unless another one does so at this moment."""
         try:
             with self.connection.begin_nested():
-                self._change(entry.key, values)
+                self.change(entry.key, values)
         except sa.exc.IntegrityError:
             names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
             owner = self.connection.execute(sa.select(_OWNER), names).scalar_one()
@@ -365,7 +304,7 @@ class Journal:
         """Change a row so that it stops its kind, or return the key of the payment that does so already."""
         try:
             with self.connection.begin_nested():
-                self._change(row.key, values)
+                self.change(row.key, values)
         except sa.exc.IntegrityError:
             kind = TransactionType(row.type)
             other = self.find_duplicate(
@@ -394,7 +333,7 @@ class Journal:
             if transaction.is_final and (row.cause, row.about) == (changed.cause.value, changed.about):
                 return None  # told before
             if transaction.is_final:
-                self._change(row.key, reason_columns(changed))
+                self.change(row.key, reason_columns(changed))
                 if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
                     self.stop(row, {"stops_kind": True})  # money may have moved after all
                     self._cancel_retry(row, source=source, at=at)
@@ -408,7 +347,7 @@ class Journal:
             final = (PaymentState.FINAL, status)
             self.record(row.key, PaymentEvent.FINISH, *final, at=at, source=source, detail=status, values=values)
         else:
-            self._change(row.key, values)
+            self.change(row.key, values)
         if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
             self.learn_merchant(transaction.merchant_id)
@@ -423,7 +362,7 @@ class Journal:
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
             return False
-        self._change(row.key, {**reason_columns(None), "stops_kind": False})
+        self.change(row.key, {**reason_columns(None), "stops_kind": False})
         self.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
         return True
 
@@ -447,7 +386,7 @@ class Journal:
     def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
         """Note, once, why a payment is not final though its transaction is, and return the error for it."""
         if row.state == PaymentState.ACKNOWLEDGED and row.cause != reason.cause:
-            self._change(row.key, {**reason_columns(reason), "error": str(reason)})
+            self.change(row.key, {**reason_columns(reason), "error": str(reason)})
             self.note(row.key, at=at, what="contradiction", source=source, detail=str(reason))
         return StoreError(f"payment {row.key!r}: {reason}", outcome="unknown")
 
@@ -459,7 +398,8 @@ class Journal:
         """Change a row and return it as it is then."""
         return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
-    def _change(self, key: str, values: Mapping[str, Any]) -> None:
+    def change(self, key: str, values: Mapping[str, Any]) -> None:
+        """Change columns of a row."""
         run(self.connection, _CHANGE, {"of_account": self.account, "of_key": key, **values})
 
     def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
@@ -485,7 +425,7 @@ class Journal:
             run(self.connection, _CHANGE_AND_RECORD if values else _RECORD, {**entry, **(values or {})})
         else:
             if values:
-                self._change(key, values)
+                self.change(key, values)
             run(self.connection, _PUBLISH, entry)  # first: both take the next number of the history
             run(self.connection, _NOTE, entry)
         self.has_changes = True
@@ -530,56 +470,6 @@ class Journal:
         self.connection.execute(insert_missing(changes, self.connection.dialect.name), values)
         self.has_changes = True
 
-    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
-        """Make a row and return True, or return False if a unique index forbids it."""
-        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": sending["sent_at"]}
-        values = {**request_columns(self.account, request), **new, **sending, **checks}
-        found = run(self.connection, _insertion(self.connection.dialect.name), values).one_or_none()
-        if found is not None:
-            require_known(found.version)
-            require_active(self.connection, self.account, found.account_state)
-            self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
-        return found is not None
-
-    def _send_again(
-        self,
-        request: PaymentRequest,
-        expected: int,
-        sending: Mapping[str, Any],
-        checks: Mapping[str, Any],
-        is_wanted: Callable[[PaymentRecord], bool] | None,
-    ) -> bool:
-        """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
-        found = self.connection.execute(_CHECKS, checks).one()
-        require_known(found.version)
-        require_active(self.connection, self.account, found.account_state)
-        self._guard.require_unsuspected(self.connection, request, found.suspect, checks)
-        row = self.row(request.key, lock=True)
-        # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
-        # another process may have changed matters.
-        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
-            return False
-        if is_wanted is not None and not is_wanted(to_record(row)):
-            return False
-        values = {
-            **sending,
-            "phone_number": request.phone_number,
-            "attempt": expected + 1,
-            "walks": 0,
-            "walked_at": None,
-            "candidates": None,
-        }
-        values |= {"ended_at": None, "error": None, "is_certain": None, **reason_columns(None)}
-        values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
-        try:
-            with self.connection.begin_nested():
-                self._change(request.key, values)
-        except sa.exc.IntegrityError:
-            if self.find_duplicate(request) is None:
-                raise  # refused for another reason, a trigger say: the caller would try again for ever
-            return False
-        return True
-
     def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:
         """Note in the history, with its reason, that an event contradicts what is known; return the error for it."""
         subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
@@ -589,87 +479,6 @@ class Journal:
             message += f" ({reason})"
         self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
-
-
-@functools.cache
-def _insertion(dialect: str) -> Any:
-    """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT, STATE)
-
-
-def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
-    """Return the columns of a new row that hold what was asked for."""
-    return {
-        "account": account,
-        "key": request.key,
-        "type": str(request.type),
-        "phone_number": request.phone_number,
-        "amount": request.amount,
-        "extra_digest": request.extra_digest,
-        "external_id": request.external_id,
-    }
-
-
-def to_record(row: sa.Row[Any]) -> PaymentRecord:
-    """Return the record that a row holds, without its history.
-
-    One whose transaction cannot be read shows that as its error, and the log has it once.
-
-    Raises:
-        StoreError: The row cannot be read.
-    """
-    try:
-        return _read(row)
-    except (ValueError, ArithmeticError, TypeError, StoreError):
-        # Not as the cause: it may quote the row.
-        raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from None
-
-
-@functools.lru_cache(maxsize=1_000)
-def _warn(account: str, key: str, error: str) -> None:
-    logger.error("payment %r of account %r: %s", key, account, error)
-
-
-def _read(row: sa.Row[Any]) -> PaymentRecord:
-    transaction, error = None, row.error
-    if row.transaction is not None:
-        try:
-            transaction = load(Transaction, row.transaction)
-        except StoreError as exc:
-            error = str(exc)
-            _warn(row.account, row.key, error)
-    reason = None if row.cause is None else Reason(PaymentCause(row.cause), row.about)
-    return PaymentRecord(
-        key=row.key,
-        type=TransactionType(row.type),
-        phone_number=row.phone_number,
-        amount=load_amount(row.amount),
-        state=PaymentState(row.state),
-        attempt=row.attempt,
-        created_at=row.created_at,
-        changed_at=row.changed_at,
-        sent_at=row.sent_at,
-        ended_at=row.ended_at,
-        stale_at=row.stale_at,
-        transaction_id=row.transaction_id,
-        reference=row.reference,
-        status=None if row.status is None else TransactionStatus(row.status),
-        transaction=transaction,
-        candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
-        is_adopted=bool(row.is_adopted),
-        walks=row.walks,
-        is_certain=row.is_certain is None or bool(row.is_certain),
-        cause=None if reason is None else reason.cause,
-        reason=None if reason is None else str(reason),
-        looked_at=row.looked_at,
-        is_controlled=bool(row.look_passed),
-        next_look_at=row.next_look_at,
-        not_before=row.not_before,
-        not_after=row.not_after,
-        priority=row.priority,
-        error=error,
-        external_id=row.external_id,
-    )
 
 
 def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
@@ -730,10 +539,3 @@ def _detail(entry: JournalEntry) -> str | None:
     if entry.acknowledgement is not None:
         named = (entry.acknowledgement.transaction_id,)
     return ": ".join(filter(None, [" ".join(named), entry.detail])) or None
-
-
-def reason_columns(reason: Reason | None) -> Mapping[str, str | None]:
-    """Return the columns that hold a payment's reason, or that it has none."""
-    if reason is None:
-        return {"cause": None, "about": None}
-    return {"cause": reason.cause.value, "about": reason.about and shorten(reason.about)}

@@ -28,6 +28,7 @@ from mobilemoney_async.contract.comparison import (
     own_local_digits,
     read_date,
     same_number,
+    shift,
 )
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -150,14 +151,6 @@ def time_of(row: Transaction) -> datetime:
     """Return the time of a row that shows one."""
     assert row.created_at is not None
     return row.created_at
-
-
-def shift(moment: datetime, by: timedelta) -> datetime:
-    """Return a time moved by a difference, at most to the ends of the calendar: a service may show any date."""
-    try:
-        return moment + by
-    except OverflowError:
-        return _FIRST_MOMENT if by < timedelta(0) else _LAST_MOMENT
 
 
 class Match(enum.Enum):

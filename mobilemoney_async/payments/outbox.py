@@ -33,13 +33,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_state import STATE, require_active
 from mobilemoney_async.payments.account_status import describe
 from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.journal import (
-    Journal,
-    JournalEntry,
-    reason_columns,
-    request_columns,
-    to_record,
-)
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
@@ -50,6 +44,7 @@ from mobilemoney_async.payments.records import (
     Source,
     move,
 )
+from mobilemoney_async.payments.rows import reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 

@@ -42,7 +42,8 @@ from mobilemoney_async.payments.records import (
     move,
 )
 from mobilemoney_async.payments.recovery import Recovery
-from mobilemoney_async.payments.unmatched import explain, find_unclaimed
+from mobilemoney_async.payments.surplus import find_unclaimed
+from mobilemoney_async.payments.unmatched import explain
 from mobilemoney_async.values import (
     hide,
     hide_text,

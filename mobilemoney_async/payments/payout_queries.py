@@ -16,11 +16,12 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payout_rows import PayoutRow, digest, total_of, warnings_of
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentState, move
+from mobilemoney_async.payments.rows import to_record
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import attrs
@@ -15,7 +15,6 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
     IS_UNIDENTIFIED,
-    WAS_REFUSED_SOFTLY,
     accounts,
     find_version,
     history,
@@ -24,12 +23,9 @@ from mobilemoney_async.database.schema import (
     require_known,
 )
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.due import SEARCHABLE, comparable
-from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.journal import Journal, to_record
-from mobilemoney_async.payments.matching import shift
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
-from mobilemoney_async.payments.unmatched import explained
+from mobilemoney_async.payments.rows import to_record
 from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
@@ -100,54 +96,12 @@ def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
-def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
-    """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
-    start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
-    here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
-    statements = (sa.select(payments).where(here, each, is_of_them) for each in SEARCHABLE)
-    return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
-
-
-def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
-    """Return the payments that a transaction without an owner may be, in a listing from a day on.
-
-    Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
-    """
-    here = _columns.account == journal.account
-    is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_DAY)
-    wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
-    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
-    return [to_record(row) for row in rows]
-
-
-def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
-    """Return payments with a known transaction that a full listing should show and does not, a hundred at most."""
-    if not walk.is_complete:
-        return []
-    first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
-    known = (
-        _columns.account == journal.account,
-        _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
-        *comparable(_columns),
-        _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
-    )
-    statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
-    shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
-    keys = [row.key for row in journal.connection.execute(statement) if row.transaction_id not in shown]
-    return find_all(journal, keys[:_MOST_HIDDEN])
-
-
 def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:
     """Return the account's merchant at the service, if it is known or shown by a row of an acknowledged payment."""
     statement = sa.select(accounts.c.merchant_id).where(accounts.c.account == journal.account)
     bound = journal.connection.execute(statement).scalar_one_or_none()
     own = (row.merchant_id for row in rows if row.id in owned and not owned[row.id].is_adopted)
     return bound or next(filter(None, own), None)
-
-
-def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of some transactions that someone has explained."""
-    return explained(journal.connection, journal.account, transaction_ids)
 
 
 def select(

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
@@ -35,18 +36,8 @@ from mobilemoney_async.payments.feed import prune
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.lives import find_lives, find_lost_times
-from mobilemoney_async.payments.matching import date_ranges, query_for, shift
-from mobilemoney_async.payments.queries import (
-    chunks,
-    doubtful,
-    explained_ids,
-    find_all,
-    hidden,
-    merchant_of,
-    owners,
-    searchable,
-    select,
-)
+from mobilemoney_async.payments.matching import date_ranges, query_for
+from mobilemoney_async.payments.queries import chunks, find_all, merchant_of, owners, select
 from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.reconciliation import Look, ask_for_look, find_rival, mark_stale, record_listing
 from mobilemoney_async.payments.records import (
@@ -56,7 +47,8 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     clearance,
 )
-from mobilemoney_async.payments.unmatched import Line, find_lines, lost_ids, number_key
+from mobilemoney_async.payments.searches import doubtful, hidden, searchable
+from mobilemoney_async.payments.unmatched import Line, explained, find_lines, lost_ids, number_key
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -227,13 +219,13 @@ class Reconciler:
             owned = owners(journal, [row.id for row in walk.rows])
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
             shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
-            explained = explained_ids(journal, [each for each in shown if each not in owned])
+            settled = explained(journal.connection, journal.account, [each for each in shown if each not in owned])
             merchant = merchant_of(journal, walk.rows, owned)
             return Evidence(
                 walk=walk,
                 owned=owned,
                 hidden=hidden(journal, walk, grace),
-                explained_ids=explained,
+                explained_ids=settled,
                 searches=searches,
                 grace=grace,
                 merchant_id=merchant,

@@ -25,7 +25,7 @@ from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.database.schema import history, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
-from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, reason_columns, to_record
+from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, may_be_within
 from mobilemoney_async.payments.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records import (
@@ -36,6 +36,7 @@ from mobilemoney_async.payments.records import (
     PaymentState,
     Source,
 )
+from mobilemoney_async.payments.rows import reason_columns, to_record
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

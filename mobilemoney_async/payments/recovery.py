@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.clock import Holder
@@ -51,11 +52,12 @@ from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.lives import add_lost_time, begin_life, find_lives
-from mobilemoney_async.payments.matching import ClockSample, Skew, estimate_skew, query_for, shift
-from mobilemoney_async.payments.queries import doubtful, explained_ids, merchant_of, owners
+from mobilemoney_async.payments.matching import ClockSample, Skew, estimate_skew, query_for
+from mobilemoney_async.payments.queries import merchant_of, owners
 from mobilemoney_async.payments.records import REUSABLE, PaymentRequest, PaymentState
+from mobilemoney_async.payments.searches import doubtful
 from mobilemoney_async.payments.unclaimed import record_lost, record_lost_lines
-from mobilemoney_async.payments.unmatched import IS_OPEN, lost_ids
+from mobilemoney_async.payments.unmatched import IS_OPEN, explained, lost_ids
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -371,7 +373,7 @@ class Recovery:
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
         open_ones = doubtful(journal, due.first_day)
-        settled = {*owned, *explained_ids(journal, [each for each in ids if each not in owned])}
+        settled = {*owned, *explained(journal.connection, journal.account, [each for each in ids if each not in owned])}
         settled.update(*(each.candidates for each in open_ones))  # seen before
         settled.update(lost_ids(journal.connection, journal.account, ids))
         lives = find_lives(journal.connection, journal.account, self._settled)

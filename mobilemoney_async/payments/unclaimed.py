@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.contract.comparison import is_same_payment
+from mobilemoney_async.contract.comparison import is_same_payment, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import accounts, payments, unmatched
 from mobilemoney_async.errors import StoreError
@@ -41,21 +41,11 @@ from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.final_states import compare_final_states
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.lives import find_lives, find_lost_times
-from mobilemoney_async.payments.matching import PaymentQuery, Skew, is_within, shift
+from mobilemoney_async.payments.matching import PaymentQuery, Skew, is_within
 from mobilemoney_async.payments.queries import chunks, owners
 from mobilemoney_async.payments.records import OPEN, PaymentRecord, UnclaimedTransaction
-from mobilemoney_async.payments.unmatched import (
-    IS_OPEN,
-    Line,
-    add_line,
-    find_attempt,
-    find_lines,
-    open_attempts,
-    plain,
-    status_of,
-    surplus,
-    thin,
-)
+from mobilemoney_async.payments.surplus import find_attempt, open_attempts, surplus
+from mobilemoney_async.payments.unmatched import IS_OPEN, Line, add_line, find_lines, plain, status_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id, valid_name
 
@@ -292,7 +282,8 @@ class UnclaimedObserver:
                 first_at=first_at,
                 due_at=due_at,
                 now=now,
-                like=like,
+                kind=None if like is None else (like[1].type, like[1].phone_number),
+                fits_key=None if like is None else like[0],
                 is_lost=lost is not None,
                 went_backwards=lost is not None and lost.went_backwards,
                 is_foreign=is_foreign,
@@ -390,7 +381,7 @@ def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
 def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *, went_backwards: bool) -> int:
     """Note rows as transactions of a time that the store has forgotten, and return how many are new."""
     connection, count = journal.connection, 0
-    key = (journal.guard or DuplicateGuard(journal.account)).number_key(connection, now)
+    key = DuplicateGuard(journal.account).number_key(connection, now)
     for row in rows:
         if add_line(
             connection,
@@ -400,7 +391,6 @@ def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *,
             first_at=now,
             due_at=now,
             now=now,
-            like=None,
             is_lost=True,
             went_backwards=went_backwards,
         ):

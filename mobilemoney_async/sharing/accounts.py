@@ -17,7 +17,7 @@ from mobilemoney_async.payments.account_status import AccountNeed, AccountState,
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records import PaymentState
-from mobilemoney_async.payments.unmatched import count_unclaimed
+from mobilemoney_async.payments.surplus import count_unclaimed
 
 # For how long a failure counts: a worker tries again at least once a minute.
 _FAILING = timedelta(minutes=5)

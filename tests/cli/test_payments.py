@@ -352,12 +352,16 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
+            from mobilemoney_async.payments.beginning import begin_payment
+            from mobilemoney_async.payments.duplicates import DuplicateGuard
             from mobilemoney_async.payments.records import PaymentRequest
             from mobilemoney_async.payments.store import account_store
 
             order = PaymentRequest(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
             await account_store(SQLStore(url)).write(
-                lambda journal: journal.begin(order, expected=None, sent_at=datetime.now(UTC), lives=60)
+                lambda journal: begin_payment(
+                    journal, DuplicateGuard("default"), order, expected=None, sent_at=datetime.now(UTC), lives=60
+                )
             )
 
         anyio.run(die)

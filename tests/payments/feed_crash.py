@@ -23,6 +23,8 @@ import sqlalchemy as sa
 from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments import feed
+from mobilemoney_async.payments.beginning import begin_payment
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.outbox import read_order
 from mobilemoney_async.payments.queries import find_all
@@ -90,7 +92,9 @@ def take_step(journal: Journal, key: str) -> None:
         return
     if record.state is PaymentState.QUEUED:
         request, _ = read_order(**order(key), extra=None, not_before=None, not_after=None, priority=0, now=now)
-        journal.begin(request, expected=record.attempt, sent_at=now, lives=60.0)
+        begin_payment(
+            journal, DuplicateGuard(journal.account), request, expected=record.attempt, sent_at=now, lives=60.0
+        )
     elif record.state is PaymentState.SENDING:
         body = samples.acknowledgement(transaction_id=f"T-{key}", reference=f"R-{key}", amount=str(record.amount))
         answer = load(Acknowledgement, json.dumps(body | {"phone_number": record.phone_number}))

@@ -30,6 +30,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments import attempts
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Fault, faults
@@ -729,7 +730,10 @@ async def test_a_create_that_had_to_wait_for_a_busy_store_is_sent(
 
     monkeypatch.setattr(AccountStore, "write", wait_and_write)
     request = payment_request(TransactionType.COLLECTION, ORDER, "order-1")
-    assert await attempts.RecordedAttempts(store, request, None, lambda: now).sending(30.0) == 8 + 5
+    assert (
+        await attempts.RecordedAttempts(store, DuplicateGuard("default"), request, None, lambda: now).sending(30.0)
+        == 8 + 5
+    )
     record = await store.read(lambda journal: journal.find("order-1"))
     assert record is not None
     assert record.state is PaymentState.SENDING

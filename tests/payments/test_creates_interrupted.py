@@ -168,7 +168,7 @@ async def test_cancelled_while_it_waits_for_its_duplicate(sqlite_file_url: str, 
 
 @pytest.mark.parametrize(
     ("name", "is_lost", "state", "sent"),
-    [("begin", False, "NOT_SENT", 0), ("save", True, "UNKNOWN", 1), ("save", False, "ACKNOWLEDGED", 1)],
+    [("record", False, "NOT_SENT", 0), ("save", True, "UNKNOWN", 1), ("save", False, "ACKNOWLEDGED", 1)],
 )
 async def test_cancelled_while_it_is_being_recorded(
     world: World, stop: Stopper, monkeypatch: pytest.MonkeyPatch, *, name: str, is_lost: bool, state: str, sent: int

@@ -29,6 +29,8 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
+from mobilemoney_async.payments.beginning import begin_payment
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
@@ -533,7 +535,7 @@ async def record(url: str, key: str, number: str) -> None:
 
     def work(connection: Any) -> None:
         journal = Journal(connection, "default")
-        journal.begin(order, expected=None, sent_at=now, lives=60)
+        begin_payment(journal, DuplicateGuard(journal.account), order, expected=None, sent_at=now, lives=60)
         change = JournalEntry(
             key=key,
             attempt=1,

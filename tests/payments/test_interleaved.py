@@ -34,9 +34,11 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
 from mobilemoney_async.payments import imports
 from mobilemoney_async.payments.attempts import NotEchoedError
+from mobilemoney_async.payments.beginning import begin_payment
 from mobilemoney_async.payments.changes import number_changes
 from mobilemoney_async.payments.consumers import ConsumerTable
 from mobilemoney_async.payments.creates import IdempotentCreates
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue, postpone
@@ -88,7 +90,7 @@ class TheStore:
         self._journal = journal
         self.account = journal.account
         self.database = self.locks = self.binding = self
-        self.newest = None
+        self.newest = self.sole_writer = None
         self.grace = 0.0
 
     async def open(self) -> None: ...
@@ -195,7 +197,7 @@ def ask(journal: Journal) -> object:
 
 
 def send_again(journal: Journal) -> object:
-    return journal.begin(REQUEST, expected=1, sent_at=LATER, lives=30)
+    return begin_payment(journal, DuplicateGuard(journal.account), REQUEST, expected=1, sent_at=LATER, lives=30)
 
 
 def count_up(row: str) -> Work:
@@ -286,7 +288,9 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "ACKNOWLEDGED, with an approved batch": {
         "cancelled": payouts(lambda each: each.cancel("b1", by="Asha")),
         "cancelled by another": payouts(lambda each: each.cancel("b1", by="Neema")),
-        "line sent": lambda journal: journal.begin(LINE, expected=0, sent_at=LATER, lives=30),
+        "line sent": lambda journal: begin_payment(
+            journal, DuplicateGuard(journal.account), LINE, expected=0, sent_at=LATER, lives=30
+        ),
     },
     "REFUSED, with two retries": {
         "approved": payouts(lambda each: each.approve("r1", by="Juma", digest="one")),

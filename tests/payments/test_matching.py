@@ -13,7 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mobilemoney_async import Transaction
-from mobilemoney_async.contract.comparison import NumberForm, international, may_be_number, read_date, same_number
+from mobilemoney_async.contract.comparison import (
+    NumberForm,
+    international,
+    may_be_number,
+    read_date,
+    same_number,
+    shift,
+)
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.matching import (
     ClockSample,
@@ -27,7 +34,6 @@ from mobilemoney_async.payments.matching import (
     match,
     query_for,
     read_sample,
-    shift,
 )
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
