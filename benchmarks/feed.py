@@ -25,8 +25,8 @@ from benchmarks.common import Figures, Row, module_command, size
 from benchmarks.store import Work, make_client, take_turns
 from mobilemoney_async import SQLStore
 from mobilemoney_async.database.schema import changes
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import PaymentEvent, PaymentState
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState
 
 _CHANGES, _LATENCIES, _CREATES = size((100_000, 50, 300), (100, 2, 2))
 _ORDER: dict[str, Any] = {"phone_number": "+255680000001", "amount": 1_000}

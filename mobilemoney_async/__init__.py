@@ -53,12 +53,12 @@ if _typing.TYPE_CHECKING:
         WaitTimeout,
     )
     from mobilemoney_async.merchants import Merchants
-    from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, Erasure
-    from mobilemoney_async.payments.audit_report import AuditReport, Difference
-    from mobilemoney_async.payments.payment_change import PaymentChange
-    from mobilemoney_async.payments.payout_batch import PayoutBatch
-    from mobilemoney_async.payments.reasons import PaymentCause
-    from mobilemoney_async.payments.records import (
+    from mobilemoney_async.payments.audit.report import AuditReport, Difference
+    from mobilemoney_async.payments.feed.payment_change import PaymentChange
+    from mobilemoney_async.payments.payouts.batch import PayoutBatch
+    from mobilemoney_async.payments.records.account_status import AccountNeed, AccountState, AccountStatus, Erasure
+    from mobilemoney_async.payments.records.reasons import PaymentCause
+    from mobilemoney_async.payments.records.record import (
         HistoryEntry,
         PaymentRecord,
         PaymentState,
@@ -154,12 +154,12 @@ _HOMES = {
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
     "merchants": "Merchants",
-    "payments.account_status": "AccountNeed AccountState AccountStatus Erasure",
-    "payments.audit_report": "AuditReport Difference",
-    "payments.payout_batch": "PayoutBatch",
-    "payments.payment_change": "PaymentChange",
-    "payments.reasons": "PaymentCause",
-    "payments.records": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
+    "payments.records.account_status": "AccountNeed AccountState AccountStatus Erasure",
+    "payments.audit.report": "AuditReport Difference",
+    "payments.payouts.batch": "PayoutBatch",
+    "payments.feed.payment_change": "PaymentChange",
+    "payments.records.reasons": "PaymentCause",
+    "payments.records.record": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
     "payments.store": "SQLStore",
     "polling.outcomes": "Outcome",
     "resources.bulk_lookup": "Lookup",

@@ -44,12 +44,12 @@ from mobilemoney_async.values import hide, refuse, require_integer, require_seco
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
-    from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.payments.creates import IdempotentCreates
-    from mobilemoney_async.payments.dispatcher import Dispatcher
-    from mobilemoney_async.payments.payments import Payments
-    from mobilemoney_async.payments.payouts import Payouts
-    from mobilemoney_async.payments.recovery import Recovery
+    from mobilemoney_async.payments.api import Payments
+    from mobilemoney_async.payments.creates.creates import IdempotentCreates
+    from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
+    from mobilemoney_async.payments.ownership.recovery import Recovery
+    from mobilemoney_async.payments.payouts.payouts import Payouts
+    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
 
@@ -170,11 +170,11 @@ class AsyncClient:
         self._payments: Payments | None = None
         self._idempotent_creates: IdempotentCreates | None = None
         if self._store is not None:
-            from mobilemoney_async.payments.creates import IdempotentCreates
-            from mobilemoney_async.payments.payments import Payments
-            from mobilemoney_async.payments.reconciler import Reconciler
-            from mobilemoney_async.payments.recovery import Recovery
-            from mobilemoney_async.payments.unclaimed import UnclaimedObserver
+            from mobilemoney_async.payments.api import Payments
+            from mobilemoney_async.payments.creates.creates import IdempotentCreates
+            from mobilemoney_async.payments.ownership.reconciler import Reconciler
+            from mobilemoney_async.payments.ownership.recovery import Recovery
+            from mobilemoney_async.payments.ownership.unclaimed import UnclaimedObserver
 
             recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
             pipeline.admission = recovery.binding if recovery.binding.has_vault else None
@@ -285,7 +285,7 @@ class AsyncClient:
         """
         if self._store is None:
             raise refuse("store", "given to AsyncClient: only a store has payouts")
-        from mobilemoney_async.payments.payouts import Payouts
+        from mobilemoney_async.payments.payouts.payouts import Payouts
 
         pipeline = self._pipeline
         return Payouts(self._store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
@@ -408,7 +408,7 @@ class AsyncClient:
         creates = self.with_options(deadline=None)._idempotent_creates
         if self._store is None or creates is None:
             raise refuse("store", "given to AsyncClient: only a store has queued payments")
-        from mobilemoney_async.payments.dispatcher import Dispatcher
+        from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 
         return Dispatcher(self._store, self._pipeline, creates, pace, pause_after)
 
@@ -430,7 +430,7 @@ class AsyncClient:
                 # Results in the write-behind buffer are written, also when this is cancelled.
                 await shielded(self._idempotent_creates.aclose)
                 if self._store.clients == 1:
-                    from mobilemoney_async.payments.feed import leave_consumers
+                    from mobilemoney_async.payments.feed.feed import leave_consumers
 
                     await leave_consumers(self._store)
             finally:

@@ -18,7 +18,7 @@ import typer
 from mobilemoney_async import AsyncClient, Merchants, MobileMoneyError, RateLimiter, RetryPolicy, SQLStore, errors
 from mobilemoney_async.cli.app import app
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.payments import records
+from mobilemoney_async.payments.records import record as records
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, states
 from mobilemoney_async.sandbox.endpoints import ROUTES
 from tests.support.layers import LAYERS

@@ -126,7 +126,7 @@ BROKEN = {
     "pure package logs": ("contract/sub/a.py", "import logging.handlers", "a pure module"),
     "pure module reads the environment": ("values.py", "import os.path", "a pure module"),
     "pure module reads the calendar": (
-        "payments/records.py",
+        "payments/records/record.py",
         "import datetime as d\nx = d.datetime.now(d.UTC)",
         "reads the clock",
     ),

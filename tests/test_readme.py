@@ -38,7 +38,7 @@ asyncio.run(eval(cell, {"__name__": "__main__"}))
 # What most of the blocks import.
 MOST_IMPORTED = (
     "mobilemoney_async.contrib.backend",
-    "mobilemoney_async.payments.payments",
+    "mobilemoney_async.payments.api",
     "mobilemoney_async.sandbox",
     "mobilemoney_async.testing",
     "sqlalchemy.dialects.sqlite",

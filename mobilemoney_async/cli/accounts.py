@@ -17,12 +17,18 @@ from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, require_yes, with_service
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.account_status import AccountNeed, AccountState, AccountStatus, Erasure, describe
+from mobilemoney_async.payments.records.account_status import (
+    AccountNeed,
+    AccountState,
+    AccountStatus,
+    Erasure,
+    describe,
+)
 from mobilemoney_async.values import normalise_phone_number, require_text
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.records.account_store import AccountStore
 
 T = TypeVar("T")
 
@@ -42,7 +48,7 @@ def of_all_accounts(
 
     async def run_all() -> dict[str, Sequence[T]]:
         store = open_store_of(find_store(service))
-        from mobilemoney_async.payments.payments import PaymentBook
+        from mobilemoney_async.payments.api import PaymentBook
         from mobilemoney_async.payments.store import account_store
 
         try:
@@ -156,7 +162,7 @@ def restored(*, note: Note, service: Service) -> None:
     text = check(partial(require_text, "note"), note, "--note must say who you are, and which backup it was")
 
     async def work(store: AccountStore) -> int:
-        from mobilemoney_async.payments.account_state import note_restored
+        from mobilemoney_async.payments.records.account_state import note_restored
 
         await require_tables(store)
         return await store.decide(

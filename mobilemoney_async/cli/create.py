@@ -31,7 +31,7 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
-from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 

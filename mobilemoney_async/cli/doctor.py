@@ -30,11 +30,11 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.contract.comparison import read_date
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
-from mobilemoney_async.payments.account_status import AccountNeed, AccountStatus
-from mobilemoney_async.payments.matching import ClockSample, Skew
+from mobilemoney_async.payments.ownership.matching import ClockSample, Skew
+from mobilemoney_async.payments.records.account_status import AccountNeed, AccountStatus
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.queries import StoreHealth
+    from mobilemoney_async.payments.records.queries import StoreHealth
 
 _CERTIFICATE_DAYS = 14
 # Differences between two clocks. A Date header is cut to a second, and its answer takes a moment.
@@ -274,7 +274,7 @@ async def _check_store(settings: Settings, *, all_accounts: bool) -> list[Findin
     try:
         store = open_store(settings)
         # Here: they need the extra, which opening a store checks.
-        from mobilemoney_async.payments.queries import StoreHealth, check_health
+        from mobilemoney_async.payments.records.queries import StoreHealth, check_health
         from mobilemoney_async.payments.store import account_store
         from mobilemoney_async.sharing.accounts import read_accounts
 

@@ -11,7 +11,7 @@ from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_store
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.payment_change import PaymentChange
+from mobilemoney_async.payments.feed.payment_change import PaymentChange
 
 After = Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on behind this one.", show_default="oldest")]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]

@@ -26,11 +26,11 @@ from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.cli.stores import find_store, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.sharing.overview import DayTotal, Overview
 
 # Seconds between two looks at least; and that a look may take of the time.

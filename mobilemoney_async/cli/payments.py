@@ -28,9 +28,9 @@ from mobilemoney_async.cli.options import (
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
-from mobilemoney_async.payments.account_status import AccountNeed
-from mobilemoney_async.payments.next_steps import GRACE, RECONCILE, NextStep, next_step
-from mobilemoney_async.payments.records import (
+from mobilemoney_async.payments.records.account_status import AccountNeed
+from mobilemoney_async.payments.records.next_steps import GRACE, RECONCILE, NextStep, next_step
+from mobilemoney_async.payments.records.record import (
     HistoryEntry,
     PaymentRecord,
     PaymentState,
@@ -39,7 +39,7 @@ from mobilemoney_async.payments.records import (
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.api import PaymentBook
 
 T = TypeVar("T")
 

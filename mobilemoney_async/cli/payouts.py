@@ -28,14 +28,14 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts_of, line_columns, notes_of
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
-from mobilemoney_async.payments.payout_batch import PayoutBatch, PayoutLine
-from mobilemoney_async.payments.payout_rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.payments.dispatcher import DispatcherStats
-    from mobilemoney_async.payments.payouts import Payouts
+    from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
+    from mobilemoney_async.payments.payouts.payouts import Payouts
+    from mobilemoney_async.payments.records.account_store import AccountStore
 
 T = TypeVar("T")
 
@@ -274,7 +274,7 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     """Run work that needs the store alone."""
 
     async def with_store(store: AccountStore) -> T:
-        from mobilemoney_async.payments.payouts import Payouts
+        from mobilemoney_async.payments.payouts.payouts import Payouts
 
         return await work(Payouts(store, store.database.wall_clock.utcnow, settings.disbursement_limits))
 

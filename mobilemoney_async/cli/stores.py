@@ -16,8 +16,8 @@ from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settin
     """Run work that needs the payments of the store alone."""
 
     async def with_book(store: AccountStore) -> T:
-        from mobilemoney_async.payments.payments import PaymentBook
+        from mobilemoney_async.payments.api import PaymentBook
 
         return await work(PaymentBook(store))
 

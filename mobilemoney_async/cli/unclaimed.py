@@ -21,15 +21,15 @@ from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_serv
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.contract.comparison import may_be_number
-from mobilemoney_async.payments.account_status import AccountNeed
-from mobilemoney_async.payments.next_steps import NextStep
-from mobilemoney_async.payments.records import OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records.account_status import AccountNeed
+from mobilemoney_async.payments.records.next_steps import NextStep
+from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
 from mobilemoney_async.values import csv_cell, normalise_phone_number, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal
-    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.audit.report import AuditReport, AuditTotal
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV_HEADER = (

@@ -19,10 +19,10 @@ from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.overview import follow, screen
 from mobilemoney_async.cli.stores import find_store, run_with_account
-from mobilemoney_async.payments.account_status import AccountStatus
+from mobilemoney_async.payments.records.account_status import AccountStatus
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.records.account_store import AccountStore
 
 
 def watch_accounts(service: Service, *, timeout: float | None, as_json: bool) -> None:

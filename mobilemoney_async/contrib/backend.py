@@ -26,12 +26,12 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
-from mobilemoney_async.payments.payment_change import PaymentChange
-from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.feed.payment_change import PaymentChange
+from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.waiting import task_group
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.dispatcher import Dispatcher
+    from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
     from mobilemoney_async.polling.poller import Poller
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

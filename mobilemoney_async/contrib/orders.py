@@ -10,7 +10,7 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
 
 
 class OrderState(enum.StrEnum):

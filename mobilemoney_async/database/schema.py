@@ -70,10 +70,10 @@ FOUND_VERSION: sa.ScalarSelect[int] = sa.select(stores.c.version).scalar_subquer
 
 # Conditions of partial indexes. Queries use the same ones: SQLite uses an index only for the same text.
 IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
-"""The payment may exist, as an unknown transaction: `payments.records.UNIDENTIFIED`."""
+"""The payment may exist, as an unknown transaction: `payments.records.record.UNIDENTIFIED`."""
 
 STOPS_KIND: sa.TextClause = sa.text("stops_kind")
-"""No other payment of the kind may be sent: `payments.records.stops_kind`."""
+"""No other payment of the kind may be sent: `payments.records.record.stops_kind`."""
 
 WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 """The payment was refused without a code of the contract, and may exist after all."""
@@ -112,7 +112,7 @@ payments: sa.Table = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, default=0),
     *_columns(sa.Text, "extra", "batch"),
     sa.Column("line", sa.Integer),
-    # The payment that a retry has made in its place, and the one in whose place it was made: `payments.payout_retry`.
+    # The payment that a retry has made in its place, and the one in whose place it was made: `payments.payouts.retry`.
     *_columns(sa.Text, "next_key", "previous_key"),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
@@ -150,7 +150,7 @@ history: sa.Table = sa.Table(
 )
 
 # Changes of payments' states, for readers. `entry` is that of the payment's history, or 0 for an unclaimed transaction,
-# whose id is the name. A reader numbers them once they are committed: see `payments.changes`.
+# whose id is the name. A reader numbers them once they are committed: see `payments.feed.changes`.
 changes: sa.Table = sa.Table(
     "mobilemoney_changes",
     METADATA,
@@ -267,7 +267,7 @@ accounts: sa.Table = sa.Table(
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
     sa.Column("paused", sa.Text),
     *_columns(UTCDateTime, "paused_until", "resumed_at"),
-    # SUSPENDED or REMOVED; None for an account that pays. See `payments.account_state`.
+    # SUSPENDED or REMOVED; None for an account that pays. See `payments.records.account_state`.
     *_columns(sa.Text, "state", "state_note"),
     sa.Column("state_at", UTCDateTime),
     # The last failure of a worker that served it, and its time.

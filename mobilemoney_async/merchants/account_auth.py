@@ -27,7 +27,7 @@ from mobilemoney_async.errors import (
     ServerError,
     TransportError,
 )
-from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.values import Secret, refuse
 

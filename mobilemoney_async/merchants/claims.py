@@ -29,8 +29,8 @@ from mobilemoney_async.database.engine import Clock, Database, own_thread
 from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
-from mobilemoney_async.payments.due import Work, accounts_with_work
-from mobilemoney_async.payments.queries import chunks
+from mobilemoney_async.payments.records.due import Work, accounts_with_work
+from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.waiting import Signal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

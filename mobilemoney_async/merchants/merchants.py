@@ -33,7 +33,7 @@ from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import AccountsCounted, MerchantSuspended, emit
-from mobilemoney_async.payments.account_status import AccountState, AccountStatus
+from mobilemoney_async.payments.records.account_status import AccountState, AccountStatus
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name, require_text
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.events import Event
     from mobilemoney_async.merchants.account_auth import AccountSecret
     from mobilemoney_async.merchants.worker import Worker
-    from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.records.account_store import AccountStore
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -144,7 +144,7 @@ class Merchants:
         self._utcnow = utcnow
         self._merchants: WeakValueDictionary[str, _Merchant] = WeakValueDictionary()
         try:
-            from mobilemoney_async.payments.account_store import KeyedLock
+            from mobilemoney_async.payments.records.account_store import KeyedLock
         except ImportError as exc:
             raise missing_extra("store", "store", exc) from exc
         self._locks = KeyedLock()  # by account, while its client is made

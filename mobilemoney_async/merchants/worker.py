@@ -21,12 +21,12 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.merchants.claims import Claim, Claims
-from mobilemoney_async.payments.account_state import save_failures
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.binding import service_address
-from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
-from mobilemoney_async.payments.due import Work
-from mobilemoney_async.payments.queries import chunks
+from mobilemoney_async.payments.outbox.dispatcher import Dispatcher, until_answered
+from mobilemoney_async.payments.ownership.binding import service_address
+from mobilemoney_async.payments.records.account_state import save_failures
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.due import Work
+from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.waiting import Signal, task_group
 

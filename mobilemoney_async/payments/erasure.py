@@ -36,13 +36,13 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.account_state import WHOLE_ACCOUNT
-from mobilemoney_async.payments.account_status import AccountState, Erasure
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.payout_queries import PROPOSED
-from mobilemoney_async.payments.queries import IS_CONTRADICTED, chunks
-from mobilemoney_async.payments.records import PaymentState, Source
-from mobilemoney_async.payments.unmatched import digest
+from mobilemoney_async.payments.payouts.queries import PROPOSED
+from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
+from mobilemoney_async.payments.records.account_status import AccountState, Erasure
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import IS_CONTRADICTED, chunks
+from mobilemoney_async.payments.records.record import PaymentState, Source
+from mobilemoney_async.payments.records.unmatched import digest
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)

@@ -28,9 +28,9 @@ from mobilemoney_async.values import (
 )
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.account_status import Erasure
-    from mobilemoney_async.payments.account_store import AccountStore
-    from mobilemoney_async.payments.records import PaymentRecord
+    from mobilemoney_async.payments.records.account_status import Erasure
+    from mobilemoney_async.payments.records.account_store import AccountStore
+    from mobilemoney_async.payments.records.record import PaymentRecord
 
 
 class SQLStore:
@@ -91,7 +91,7 @@ class SQLStore:
         except ImportError as exc:
             raise missing_extra("store", "store", exc) from exc
         from mobilemoney_async.database.engine import Database
-        from mobilemoney_async.payments.account_store import AccountStore
+        from mobilemoney_async.payments.records.account_store import AccountStore
 
         self._parts = AccountStore(
             Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer, kept
@@ -173,8 +173,8 @@ class SQLStore:
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
         from mobilemoney_async.database.guest import explained, guest_connection
-        from mobilemoney_async.payments.journal import Journal
-        from mobilemoney_async.payments.outbox import enqueue, read_order
+        from mobilemoney_async.payments.outbox.outbox import enqueue, read_order
+        from mobilemoney_async.payments.records.journal import Journal
 
         phone_number, amount = hide(phone_number), hide_text(amount)
         fields = None if extra is None else Fields.of(extra)

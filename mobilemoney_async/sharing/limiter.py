@@ -30,7 +30,7 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, ReservationRequest, reserve
 from mobilemoney_async.values import require_seconds
 

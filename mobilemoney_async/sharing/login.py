@@ -34,7 +34,7 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.leases import while_renewed
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
-from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.login_row import Change, LoginRow, LoginTable
 from mobilemoney_async.values import Secret

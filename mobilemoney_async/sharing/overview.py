@@ -24,13 +24,19 @@ from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
 from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import count_queued, find_pause
-from mobilemoney_async.payments.queries import IS_CONTRADICTED
-from mobilemoney_async.payments.records import OPEN, UNIDENTIFIED, PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.payments.rows import to_record
-from mobilemoney_async.payments.surplus import find_unclaimed
+from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
+from mobilemoney_async.payments.ownership.surplus import find_unclaimed
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import IS_CONTRADICTED
+from mobilemoney_async.payments.records.record import (
+    OPEN,
+    UNIDENTIFIED,
+    PaymentRecord,
+    PaymentState,
+    UnclaimedTransaction,
+)
+from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.sharing.budget import Limit, find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")

@@ -17,12 +17,12 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.leases import new_holder
 from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.errors import InvalidCursor
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.binding import Binding
-from mobilemoney_async.payments.feed import ChangePages
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.feed.feed import ChangePages
+from mobilemoney_async.payments.ownership.binding import Binding
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import pending_ids
+from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
 from mobilemoney_async.sharing import subscriptions as tables
 from mobilemoney_async.sharing.subscriptions import LeaseRow

@@ -21,9 +21,9 @@ from mobilemoney_async.database.leases import read_lease
 from mobilemoney_async.database.schema import leases, lock_row, payments, subscriptions
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.queries import chunks
-from mobilemoney_async.payments.records import Source
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.polling.sharing import Outgoing, StatusUpdate, Subscription
 from mobilemoney_async.values import shown_id
 

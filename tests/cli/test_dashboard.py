@@ -19,7 +19,7 @@ import pytest
 from mobilemoney_async import MobileMoneyError, RetryPolicy, SQLStore, TransactionStatus, TransactionType
 from mobilemoney_async.cli.dashboard import page
 from mobilemoney_async.cli.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
-from mobilemoney_async.payments.records import UnclaimedTransaction
+from mobilemoney_async.payments.records.record import UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices

@@ -35,8 +35,8 @@ from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
 from mobilemoney_async.database.schema import VERSION
-from mobilemoney_async.payments.matching import Skew
-from mobilemoney_async.payments.queries import StoreHealth, check_health
+from mobilemoney_async.payments.ownership.matching import Skew
+from mobilemoney_async.payments.records.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.certificates import certificate

@@ -18,7 +18,7 @@ from rich.console import Console
 from mobilemoney_async.cli import overview
 from mobilemoney_async.cli.overview import View, age, warnings
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, Overview
 from tests.payments.service import ORDER, Outage, make_world, on_asyncio

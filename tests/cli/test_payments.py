@@ -352,9 +352,9 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
-            from mobilemoney_async.payments.beginning import begin_payment
-            from mobilemoney_async.payments.duplicates import DuplicateGuard
-            from mobilemoney_async.payments.records import PaymentRequest
+            from mobilemoney_async.payments.creates.beginning import begin_payment
+            from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+            from mobilemoney_async.payments.records.record import PaymentRequest
             from mobilemoney_async.payments.store import account_store
 
             order = PaymentRequest(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")

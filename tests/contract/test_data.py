@@ -43,7 +43,11 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, TransactionAnswer, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.contrib import orders
-from mobilemoney_async.payments import audit_report, consumers, dispatcher, payout_batch, queries
+from mobilemoney_async.payments.audit import report as audit_report
+from mobilemoney_async.payments.feed import consumers
+from mobilemoney_async.payments.outbox import dispatcher
+from mobilemoney_async.payments.payouts import batch as payout_batch
+from mobilemoney_async.payments.records import queries
 from mobilemoney_async.testing import acknowledgement_answer, login_answer, page_answer, transaction_answer
 from mobilemoney_async.testing import answers as known
 from mobilemoney_async.values import mask_phone_number

@@ -27,7 +27,7 @@ from mobilemoney_async import (
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
-from mobilemoney_async.payments.payment_change import PaymentChange
+from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 

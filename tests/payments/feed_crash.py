@@ -22,13 +22,13 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.serialization import load
-from mobilemoney_async.payments import feed
-from mobilemoney_async.payments.beginning import begin_payment
-from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.journal import Journal, JournalEntry
-from mobilemoney_async.payments.outbox import read_order
-from mobilemoney_async.payments.queries import find_all
-from mobilemoney_async.payments.records import PaymentEvent, PaymentState, Source
+from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.feed import feed
+from mobilemoney_async.payments.outbox.outbox import read_order
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.queries import find_all
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, Source
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.crash_worker import fork

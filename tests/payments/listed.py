@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import Network, PaymentRecord, PaymentState, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk
-from mobilemoney_async.payments.matching import ClockSample, PaymentQuery, Skew
+from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.matching import ClockSample, PaymentQuery, Skew
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 SECOND = timedelta(seconds=1)

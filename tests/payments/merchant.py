@@ -23,7 +23,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.payments.records import LISTINGS
+from mobilemoney_async.payments.records.record import LISTINGS
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.payments.crash_worker import ONCE_MORE, Order, go_through, wide_open
 from tests.support.patience import PATIENCE

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import Source
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.testing import killed_at_end

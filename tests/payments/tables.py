@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Network, Transaction, TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import unmatched
-from mobilemoney_async.payments.records import PaymentState, stops_kind
+from mobilemoney_async.payments.records.record import PaymentState, stops_kind
 from tests.support.fakes import NOON
 
 SEEN = Transaction(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mobilemoney_async import InvalidRequest, SQLStore
-from mobilemoney_async.payments.payout_rows import read_rows
+from mobilemoney_async.payments.payouts.rows import read_rows
 from mobilemoney_async.values import normalise_amount, normalise_phone_number
 from tests.payments.second_world import BOTH, Order, make_world, number
 

@@ -62,7 +62,7 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(store_url: 
     assert (disbursed.gross, disbursed.fees, disbursed.net) == (Decimal(1000), None, None)  # not shown, so not 0
 
 
-@pytest.mark.costly("runs lines of payments/audit_report.py, payments/audit.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/audit/report.py, payments/audit/audit.py that no quick test runs")
 async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: str) -> None:
     """A stranger, a second payment, another state, another amount, an unknown result, a transaction that is gone."""
     world = make_world(store_url)
@@ -152,7 +152,7 @@ class Service(httpx.AsyncBaseTransport):
         return httpx.Response(response.status_code, json=body)
 
 
-@pytest.mark.costly("runs lines of payments/audit.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/audit/audit.py that no quick test runs")
 async def test_the_days_of_the_service_may_begin_at_another_hour(store_url: str) -> None:
     """Payments of the hours between are compared in the list of the next day, and none is called missing."""
     world = make_world(store_url)

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from mobilemoney_async import PaymentState, TransactionType
 from mobilemoney_async.database.schema import payments
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import QueueOptions, cancel_batch, enqueue_all
-from mobilemoney_async.payments.queries import chunks, find_all, owners
-from mobilemoney_async.payments.records import PaymentRequest
+from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel_batch, enqueue_all
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks, find_all, owners
+from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import World, on_asyncio
 from tests.support.fakes import NOON

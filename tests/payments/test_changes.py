@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from mobilemoney_async import AsyncClient, InvalidCursor, InvalidRequest, PaymentChange, PaymentState, StoreError
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.events import ChangeParked, Event
-from mobilemoney_async.payments.changes import prune_changes
-from mobilemoney_async.payments.consumers import MOST_TRIES
-from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.feed.changes import prune_changes
+from mobilemoney_async.payments.feed.consumers import MOST_TRIES
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, record_seen, rows, write
 
@@ -451,7 +451,7 @@ async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a quiet shop, where no other change comes after it, and with its payment's later changes."""
-    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 1)
+    monkeypatch.setattr("mobilemoney_async.payments.feed.feed._PAGE", 1)
     world = make_world(sqlite_file_url)
     tries: list[tuple[str | None, str]] = []
     async with world.client() as client:
@@ -477,7 +477,7 @@ async def test_changes_that_are_held_back_do_not_end_a_page(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that takes what there is gets the payments behind one that lags."""
-    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 2)
+    monkeypatch.setattr("mobilemoney_async.payments.feed.feed._PAGE", 2)
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await pay(client, "a")
@@ -492,7 +492,7 @@ async def test_changes_that_are_held_back_do_not_end_a_page(
 
 async def test_a_change_of_an_earlier_page_may_fail(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that works on many at once says so when it knows."""
-    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 1)
+    monkeypatch.setattr("mobilemoney_async.payments.feed.feed._PAGE", 1)
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await pay(client, "a", "b")
@@ -622,7 +622,7 @@ async def test_whoever_numbers_changes_prunes_them(
         await finish(client)
         await pay(client, "open")
         await world.advance(120)
-        monkeypatch.setattr("mobilemoney_async.payments.feed.prune_changes", count)
+        monkeypatch.setattr("mobilemoney_async.payments.feed.feed.prune_changes", count)
         for _ in range(4):
             await number_them(client)
         assert {*found_in(store_url)} == {"open"}

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from mobilemoney_async import AsyncClient, StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.evidence import Verdict, Walk
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.reconciliation import EarlierAttempt, Look, record_listing
-from mobilemoney_async.payments.records import Source
+from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
+from mobilemoney_async.payments.ownership.reconciliation import EarlierAttempt, Look, record_listing
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import Source
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import SEEN, insert_payment
 from tests.support.fakes import NOON

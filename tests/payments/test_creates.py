@@ -27,11 +27,11 @@ from mobilemoney_async import (
     StoreError,
     TransactionType,
 )
-from mobilemoney_async.payments import attempts
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.creates import attempts
+from mobilemoney_async.payments.creates.creates import payment_request
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Fault, faults
 from tests.payments.service import (
@@ -276,7 +276,9 @@ async def test_what_was_not_sent_may_be_sent(world: World) -> None:
     assert len(world.made) == 1
 
 
-@pytest.mark.costly("runs lines of payments/queries.py, payments/reconciler.py that no quick test runs")
+@pytest.mark.costly(
+    "runs lines of payments/records/queries.py, payments/ownership/reconciler.py that no quick test runs"
+)
 async def test_the_error_of_an_unknown_payment_says_what_is_known_and_who_has_to_do_what(sqlite_file_url: str) -> None:
     """Only of one that the list does not show it says that a confirmation lets it be sent again."""
     world, said = make_world(sqlite_file_url), list[str]()

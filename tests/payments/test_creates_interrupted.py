@@ -22,7 +22,7 @@ from mobilemoney_async import (
     Secret,
     StoreError,
 )
-from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, Outage, World, make_world

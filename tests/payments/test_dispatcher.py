@@ -20,8 +20,8 @@ from mobilemoney_async import (
     SQLStore,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.reasons import PaymentCause
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
@@ -85,7 +85,7 @@ async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_
     assert waits == pytest.approx([5 + 30, 5 + 10 + 30, 15 + 20 + 30], abs=1.5)
 
 
-@pytest.mark.costly("runs lines of payments/outbox.py, payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/outbox/outbox.py, payments/outbox/dispatcher.py that no quick test runs")
 async def test_an_outage_that_strikes_many_on_their_way_is_one_pause(sqlite_file_url: str) -> None:
     """Ten payments of which the network takes the connection at once wait for as long as one would, not for minutes."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -212,7 +212,7 @@ async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_ur
     assert looked.cause is PaymentCause.IN_GRACE
 
 
-@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
 async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_speed(sqlite_file_url: str) -> None:
     """Its record does not say when to try again: the dispatcher rests instead, as after any obstacle."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
@@ -228,7 +228,7 @@ async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_spee
         assert 2 <= outage.writes <= 5
 
 
-@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
 async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str) -> None:
     """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
     world = make_world(sqlite_file_url)

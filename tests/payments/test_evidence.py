@@ -14,10 +14,10 @@ from mobilemoney_async import Acknowledgement, PaymentRecord, Transaction
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk, may_be, names
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for, time_of
-from mobilemoney_async.payments.reasons import PaymentCause, Reason
-from mobilemoney_async.payments.records import PaymentRequest
+from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk, may_be, names
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, estimate_skew, query_for, time_of
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.record import PaymentRequest
 from tests.payments.listed import (
     HOUR,
     SECOND,

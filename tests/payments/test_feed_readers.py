@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, PaymentState
-from mobilemoney_async.payments.changes import prune_changes, read_changes
-from mobilemoney_async.payments.feed import ChangePages
-from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
+from mobilemoney_async.payments.feed.feed import ChangePages
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio
 
@@ -60,7 +60,7 @@ async def behind(client: AsyncClient) -> tuple[int, str]:
 # Begin and end
 
 
-@pytest.mark.costly("runs lines of payments/feed.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/feed/feed.py that no quick test runs")
 @on_asyncio
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_start_now_is_behind_all_changes_however_many_were_never_read(
@@ -144,7 +144,7 @@ async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
     await client.payments.cancel("a", note="no")
     await enqueue(client, "b")
     (first, *_) = [change async for change in client.payments.changes(forever=False)]
-    monkeypatch.setattr("mobilemoney_async.payments.feed.read_changes", prune_and_read)
+    monkeypatch.setattr("mobilemoney_async.payments.feed.feed.read_changes", prune_and_read)
     with pytest.raises(InvalidCursor, match="behind"):
         await anext(client.payments.changes(after=first.cursor))
 

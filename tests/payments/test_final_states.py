@@ -7,7 +7,7 @@ import pytest
 
 from mobilemoney_async import PaymentCause
 from mobilemoney_async.events import FinalStateChanged
-from mobilemoney_async.payments.next_steps import next_step
+from mobilemoney_async.payments.records.next_steps import next_step
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
 
 pytestmark = pytest.mark.anyio

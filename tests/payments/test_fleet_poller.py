@@ -29,11 +29,11 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
-from mobilemoney_async.payments.beginning import begin_payment
-from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.journal import Journal, JournalEntry
-from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.queries import pending_ids
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
 from mobilemoney_async.sandbox import Sandbox

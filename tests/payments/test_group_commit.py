@@ -20,7 +20,7 @@ from mobilemoney_async.database import engine
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
 from mobilemoney_async.database.url import GROUP_THREADS, THREADS
-from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from tests.support.fakes import BASE_URL

@@ -32,27 +32,27 @@ from mobilemoney_async.database.schema import (
     unmatched,
 )
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
-from mobilemoney_async.payments import imports
-from mobilemoney_async.payments.attempts import NotEchoedError
-from mobilemoney_async.payments.beginning import begin_payment
-from mobilemoney_async.payments.changes import number_changes
-from mobilemoney_async.payments.consumers import ConsumerTable
-from mobilemoney_async.payments.creates import IdempotentCreates
-from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.evidence import Verdict, Walk
-from mobilemoney_async.payments.journal import Journal, JournalEntry
-from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue, postpone
-from mobilemoney_async.payments.payments import Payments
-from mobilemoney_async.payments.payout_batch import PayoutBatch
-from mobilemoney_async.payments.payouts import Payouts
-from mobilemoney_async.payments.reconciliation import (
+from mobilemoney_async.payments.api import Payments
+from mobilemoney_async.payments.creates.attempts import NotEchoedError
+from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.creates.creates import IdempotentCreates
+from mobilemoney_async.payments.feed.changes import number_changes
+from mobilemoney_async.payments.feed.consumers import ConsumerTable
+from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel, enqueue, postpone
+from mobilemoney_async.payments.ownership import imports
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
+from mobilemoney_async.payments.ownership.reconciliation import (
     EarlierAttempt,
     Look,
     ask_for_look,
     mark_stale,
     record_listing,
 )
-from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.payouts.batch import PayoutBatch
+from mobilemoney_async.payments.payouts.payouts import Payouts
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
 from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
 from tests.support.patience import PATIENCE, wait_until

@@ -5,7 +5,7 @@ import threading
 import anyio
 import pytest
 
-from mobilemoney_async.payments.account_store import KeyedLock
+from mobilemoney_async.payments.records.account_store import KeyedLock
 from tests.support.patience import PATIENCE
 
 

@@ -26,10 +26,10 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.models import PageAnswer, UnreadableRow
-from mobilemoney_async.payments import listing as module
-from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import time_of
+from mobilemoney_async.payments.ownership import listing as module
+from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.matching import time_of
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON

@@ -22,7 +22,7 @@ from mobilemoney_async.contract.comparison import (
     shift,
 )
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.matching import (
+from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
     KindIndex,
     Match,

@@ -464,7 +464,7 @@ TestShop.settings = SETTINGS
 SAID = "the list could not be read as a whole: the service counts 5 transactions, and has shown 2"
 
 
-@pytest.mark.costly("runs lines of payments/audit_report.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/audit/report.py that no quick test runs")
 @BOTH
 async def test_audit_and_reconcile_say_that_they_could_not_read_all(
     store_url: str, caplog: pytest.LogCaptureFixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.next_steps import NOTE, RECONCILE, next_step, unclaimed_step
-from mobilemoney_async.payments.reasons import PaymentCause
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.records.next_steps import NOTE, RECONCILE, next_step, unclaimed_step
+from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 LATER = NOON + timedelta(minutes=10)

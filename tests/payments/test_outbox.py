@@ -28,7 +28,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
-from mobilemoney_async.payments.dispatcher import Dispatcher
+from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
@@ -340,7 +340,7 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
         assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=80)
 
 
-@pytest.mark.costly("runs lines of payments/creates.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/creates/creates.py that no quick test runs")
 async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(sqlite_file_url: str) -> None:
     """Each has a time of its own: of the next look in the list, and before which the dispatcher does not try again."""
     world = make_world(sqlite_file_url)

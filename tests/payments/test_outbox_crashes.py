@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.outbox import enqueue_all, read_order
+from mobilemoney_async.payments.outbox.outbox import enqueue_all, read_order
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.merchant import is_missing

@@ -15,7 +15,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump
-from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing import overview as module
 from mobilemoney_async.sharing.budget import find_usage

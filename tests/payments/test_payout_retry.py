@@ -26,7 +26,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.events import FinalStateChanged
-from mobilemoney_async.payments.payouts import Payouts
+from mobilemoney_async.payments.payouts.payouts import Payouts
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, World, lose_answer, make_world, number
 from tests.support.scale import soak
@@ -67,7 +67,7 @@ def live(world: World) -> Counter[str]:
     return Counter(each.phone_number for each in world.service.payments if each.status != "FAILED")
 
 
-@pytest.mark.costly("runs lines of payments/payout_retry.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/payouts/retry.py that no quick test runs")
 @BOTH
 async def test_failed_lines_go_again_after_another_approval(store_url: str) -> None:
     """Under new keys, with their columns; what was paid stays out, and a retry that fails may be retried."""

@@ -24,8 +24,8 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.database import schema
-from mobilemoney_async.payments.payout_batch import PayoutLine
-from mobilemoney_async.payments.payout_rows import digest, read_rows
+from mobilemoney_async.payments.payouts.batch import PayoutLine
+from mobilemoney_async.payments.payouts.rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
 from tests.payments.tables import edit
@@ -34,7 +34,7 @@ from tests.support.patience import until
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
 
 
-@pytest.mark.costly("runs lines of payments/payout_batch.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/payouts/batch.py that no quick test runs")
 async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown(store_url: str) -> None:
     """Then each line once, however often it is approved; the report has each line's result."""
     world = make_world(store_url)
@@ -569,7 +569,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.costly("runs lines of payments/payout_batch.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/payouts/batch.py that no quick test runs")
 @pytest.mark.parametrize(("rows", "said"), WRONG)
 def test_wrong_rows_are_refused_with_their_lines(rows: Any, said: str) -> None:
     """All at once, and without their numbers."""

@@ -432,7 +432,7 @@ async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
     assert (word.source, word.detail) == ("person", "asked the customer, Asha")
 
 
-@pytest.mark.costly("runs lines of payments/reconciliation.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/reconciliation.py that no quick test runs")
 async def test_an_absence_is_confirmed_after_the_grace_period(store_url: str) -> None:
     """Until then a payment may exist without being in any list, which the error says with the time."""
     world = make_world(store_url)
@@ -832,7 +832,7 @@ async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_u
     assert record.looked_at is None
 
 
-@pytest.mark.costly("runs lines of payments/recovery.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/recovery.py that no quick test runs")
 @on_asyncio
 async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_url: str) -> None:
     """An old unknown payment is looked for in its days; the listing leaves out all days since."""
@@ -1066,7 +1066,7 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
     assert world.made == [answer.transaction_id]
 
 
-@pytest.mark.costly("runs lines of payments/journal.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/records/journal.py that no quick test runs")
 async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(store_url: str) -> None:
     """Two payments under one key, by a wrong confirmation, are reported: raised, and kept in the history."""
     world = make_world(store_url)

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.records import (
+from mobilemoney_async.payments.records.record import (
     REUSABLE,
     TRANSITIONS,
     UNIDENTIFIED,

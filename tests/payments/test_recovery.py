@@ -30,7 +30,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.database import schema, serialization
 from mobilemoney_async.events import AccountMismatch, StoreBehind
-from mobilemoney_async.payments.comparison import (
+from mobilemoney_async.payments.ownership.comparison import (
     AccountFacts,
     Comparison,
     ComparisonReason,
@@ -39,10 +39,10 @@ from mobilemoney_async.payments.comparison import (
     Span,
     why_compare,
 )
-from mobilemoney_async.payments.duplicates import require_remembered
-from mobilemoney_async.payments.matching import PaymentQuery, Skew
-from mobilemoney_async.payments.records import PaymentRequest
-from mobilemoney_async.payments.unmatched import digest
+from mobilemoney_async.payments.ownership.duplicates import require_remembered
+from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew
+from mobilemoney_async.payments.records.record import PaymentRequest
+from mobilemoney_async.payments.records.unmatched import digest
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
 from tests.payments.tables import insert_line
 from tests.support.databases import Postgres
@@ -610,7 +610,7 @@ async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what:
         await stopped(world, client, [asked])
 
 
-@pytest.mark.costly("runs lines of payments/imports.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/imports.py that no quick test runs")
 async def test_what_was_forgotten_is_imported_under_its_keys(
     store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -662,7 +662,7 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
             await world.pay(client, [order(kind, f"later {note}", 50 + len(note))])
 
 
-@pytest.mark.costly("runs lines of payments/outbox.py, payments/imports.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/outbox/outbox.py, payments/ownership/imports.py that no quick test runs")
 async def test_a_restored_store_with_queued_payments_is_still_quiet(
     store_url: str, restore: Callable[[str], str]
 ) -> None:

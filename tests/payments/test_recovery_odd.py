@@ -24,8 +24,8 @@ from mobilemoney_async import (
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
-from mobilemoney_async.payments import unclaimed as module
-from mobilemoney_async.payments.queries import check_health
+from mobilemoney_async.payments.ownership import unclaimed as module
+from mobilemoney_async.payments.records.queries import check_health
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing import subscriptions
 from tests.contract import samples
@@ -131,7 +131,7 @@ async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> No
         assert world.service.lists == 2
 
 
-@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
 async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind: str) -> None:
     """A poller may list the forgotten payments long before one is tried again: until then they are strangers."""
     world = make_world(store_url)
@@ -145,7 +145,7 @@ async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind
         assert {each.is_gap for each in await client.payments.unclaimed()} == {True}
 
 
-@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
 async def test_rows_that_were_reported_before_a_living_process_looks(store_url: str, kind: str) -> None:
     """Rolled back under two living processes, one of which reports its own lost payments first: all are stopped."""
     world = make_world(store_url)
@@ -419,7 +419,7 @@ async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path
         assert await client.payments.get("k2") is not None
 
 
-@pytest.mark.costly("runs lines of payments/comparison.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/comparison.py that no quick test runs")
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

@@ -15,9 +15,9 @@ from mobilemoney_async import AsyncClient, ConnectionFailed, SQLStore, StoreErro
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.queries import find_named
-from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import find_named
+from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, on_asyncio, rows
 from tests.payments.tables import insert_payment

@@ -18,7 +18,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.payments.reconciler import Reconciler
+from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
     GRACE,
@@ -146,7 +146,9 @@ async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: s
         await world.hold(client)
 
 
-@pytest.mark.costly("runs lines of payments/reconciliation.py, payments/creates.py that no quick test runs")
+@pytest.mark.costly(
+    "runs lines of payments/ownership/reconciliation.py, payments/creates/creates.py that no quick test runs"
+)
 async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, kind: str) -> None:
     """Dismissed as candidate of one key, a transaction still keeps the key that has made it from being sent again."""
     world, first, second = make_world(store_url), order(kind, "first"), order(kind, "second")
@@ -267,7 +269,7 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
         assert world.service.lists == lists
 
 
-@pytest.mark.costly("runs lines of payments/reconciler.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/reconciler.py that no quick test runs")
 async def test_a_look_that_ended_meanwhile_serves_a_create(
     store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
             assert (record.transaction_id, record.state) == (lost.id, PaymentState.ACKNOWLEDGED), (field, text)
 
 
-@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
 async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
     """It is a candidate of its kind: neither adopted nor absent. Payments of other kinds are decided as ever."""
     world = make_world(store_url)
@@ -128,7 +128,7 @@ async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
         await world.hold(client)
 
 
-@pytest.mark.costly("runs lines of payments/evidence.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/ownership/evidence.py that no quick test runs")
 async def test_a_row_without_a_time_is_no_control(store_url: str) -> None:
     """Known payments that the list shows without a time prove nothing about the times around them."""
     world = make_world(store_url)

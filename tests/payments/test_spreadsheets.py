@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from mobilemoney_async import InvalidRequest
-from mobilemoney_async.payments.payout_rows import digest, read_rows
+from mobilemoney_async.payments.payouts.rows import digest, read_rows
 
 NUMBER = "+255681234567"
 HEADER = ("phone_number", "amount", "name")

@@ -23,7 +23,7 @@ from mobilemoney_async import (
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.database.schema import unmatched as table
 from mobilemoney_async.events import ChangeParked, Event, TransactionUnclaimed
-from mobilemoney_async.payments import unclaimed as module
+from mobilemoney_async.payments.ownership import unclaimed as module
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
     DAY,
@@ -220,7 +220,7 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         assert await unclaimed(client) == {world.made("k")[0]}
 
 
-@pytest.mark.costly("runs lines of payments/feed.py, payments/consumers.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/feed/feed.py, payments/feed/consumers.py that no quick test runs")
 async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

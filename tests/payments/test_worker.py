@@ -36,8 +36,8 @@ from mobilemoney_async.database.schema import METADATA, account_claims, hosts, l
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker
-from mobilemoney_async.payments.dispatcher import Dispatcher
-from mobilemoney_async.payments.due import Work
+from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
+from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.service import on_asyncio
@@ -142,7 +142,7 @@ def execute(url: str, statement: Any, *values: Any) -> list[Any]:
 # What a worker does
 
 
-@pytest.mark.costly("runs lines of merchants/worker.py, payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py, payments/outbox/dispatcher.py that no quick test runs")
 async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None:
     """In every account with something to do, which nobody has to name; and it sends nothing once all is done."""
 
@@ -344,7 +344,7 @@ async def test_a_host_alone_names_no_other_one(
     assert "other host" not in caplog.text
 
 
-@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
     """Its service is down, and dozens of its payments are queued and pending."""
 
@@ -437,7 +437,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         assert len(platform.service.payments) == 2
 
 
-@pytest.mark.costly("runs lines of merchants/worker.py, payments/dispatcher.py that no quick test runs")
+@pytest.mark.costly("runs lines of merchants/worker.py, payments/outbox/dispatcher.py that no quick test runs")
 async def test_a_part_that_fails_is_tried_again(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,7 +46,7 @@ DEFECTS = (
     # Of this project's history.
     Defect(  # before "payments: looks for payments rest on evidence"
         "soft refusal is sent again without a look",
-        "payments/records.py",
+        "payments/records/record.py",
         "record.state is PaymentState.NOT_SENT or (record.state in _LOOKED_FOR and record.is_certain)",
         "record.state is PaymentState.NOT_SENT or record.state in _LOOKED_FOR",
     ),
@@ -58,7 +58,7 @@ DEFECTS = (
     ),
     Defect(  # before "resources: an acknowledgement counts without a store, too, only if it names what was asked for"
         "any acknowledgement is believed",
-        "payments/attempts.py",
+        "payments/creates/attempts.py",
         "problem = contradiction(answer, type=self.request.type, **asked)",
         "problem = None",
     ),
@@ -70,7 +70,7 @@ DEFECTS = (
     ),
     Defect(  # before "payments: a list that hides any own payment of its days shows no absence", and more of it
         "absence needs no control and no grace period",
-        "payments/evidence.py",
+        "payments/ownership/evidence.py",
         "            if reason is not None:\n                return Control(is_failed=True, reason=reason)\n"
         "        if not self._is_settled(query):\n            return Control(reason=Reason(PaymentCause.IN_GRACE))\n",
         "            return Control(passed=True)\n",
@@ -89,70 +89,70 @@ DEFECTS = (
     ),
     Defect(  # before "contract: an error that names a transaction anywhere refuses no create", and more of it
         "every refusal is certain",
-        "payments/attempts.py",
+        "payments/creates/attempts.py",
         "is_certain = isinstance(error, APIError) and error.is_certain",
         "is_certain = isinstance(error, APIError)",
     ),
     Defect(  # before "payments: a lost payment is found in a list that shows another clock, however far back"
         "the service's clock counts as ours",
-        "payments/matching.py",
+        "payments/ownership/matching.py",
         "    if not samples:\n        return None\n    skews",
         "    return Skew(low=timedelta(0), high=timedelta(0), is_own=True)\n    skews",
     ),
     Defect(  # a payment adopted as final of which no reader heard
         "the end of an adopted payment is not published",
-        "payments/journal.py",
+        "payments/records/journal.py",
         "            self.record(row.key, PaymentEvent.FINISH, *final",
         "            if row.is_adopted:\n                self._change(row.key, values)\n            else:\n"
         "                self.record(row.key, PaymentEvent.FINISH, *final",
     ),
     Defect(  # an order's state that went back
         "a late loss takes back what was found",
-        "payments/records.py",
+        "payments/records/record.py",
         "    (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,\n",
         "    (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,\n"
         "    (_S.ACKNOWLEDGED, _E.LOSE): _S.UNKNOWN,\n    (_S.FINAL, _E.LOSE): _S.UNKNOWN,\n",
     ),
     Defect(  # a second payment after a late list
         "a look is valid for ever",
-        "payments/records.py",
+        "payments/records/record.py",
         "    return now - record.looked_at <= timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
         "    return True\n",
     ),
     Defect(  # before the grace period was counted from the end of the request
         "listings count within the grace period",
-        "payments/reconciliation.py",
+        "payments/ownership/reconciliation.py",
         "return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)",
         "return True",
     ),
     Defect(  # a snapshot that was restored
         "a store behind its service is not noticed",
-        "payments/comparison.py",
+        "payments/ownership/comparison.py",
         "    if facts.first_record_at is None:\n",
         "    if facts.first_record_at is not None:\n",
     ),
     Defect(  # before "payments: no reader of the feed loses a change to pruning, a restored store, or a lost lease"
         "a consumer's place is ahead of what is done",
-        "payments/consumers.py",
+        "payments/feed/consumers.py",
         "            self._pass(fresh[0].number - 1 if fresh else upto)\n",
         "            self._pass(upto)\n",
     ),
     Defect(  # before "payments: a witness whose time is off by minutes does not stop a look"
         "a clock that is set stops each look",
-        "payments/evidence.py",
+        "payments/ownership/evidence.py",
         "        is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))\n",
         "        is_near = is_within(row, start, end)\n",
     ),
     # Of the kinds that a change could bring back.
     Defect(
         "a cursor skips a change",
-        "payments/changes.py",
+        "payments/feed/changes.py",
         '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
         '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number") + 1)',
     ),
     Defect(
         "a cursor repeats a change: >= for >",
-        "payments/changes.py",
+        "payments/feed/changes.py",
         '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
         '_AFTER = _ROWS.where(_columns.number >= sa.bindparam("of_number"))',
     ),
@@ -171,13 +171,13 @@ DEFECTS = (
     ),
     Defect(  # that of a call's record has a second net, the buffer of results that is written at the end
         "a shield is dropped: a cancelled reader keeps its lease",
-        "payments/feed.py",
+        "payments/feed/feed.py",
         "        await shielded(lambda: store.database.timed(leave), timeout=_SHIELD, ignored=StoreError)",
         "        await store.database.timed(leave)",
     ),
     Defect(
         "a lock is missing: nobody looks again before an attempt",
-        "payments/journal.py",
+        "payments/records/journal.py",
         "        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:\n",
         "        if row is None:\n",
     ),
@@ -202,43 +202,43 @@ DEFECTS = (
     ),
     Defect(
         "a poller that begins follows nothing of before",
-        "payments/queries.py",
+        "payments/records/queries.py",
         ".where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)\n        .order_by",
         ".where(_columns.account == journal.account, _columns.state == PaymentState.FINAL)\n        .order_by",
     ),
     Defect(
         "a change that failed does not come again",
-        "payments/consumers.py",
+        "payments/feed/consumers.py",
         'values |= {"next_at": now + pause(1), "error": error}',
         'values |= {"next_at": None, "error": error}',
     ),
     Defect(
         "amounts are not compared",
-        "payments/matching.py",
+        "payments/ownership/matching.py",
         "    if row.amount != Decimal(query.amount):\n        return Match.NONE\n    if row.merchant_id",
         "    if row.merchant_id",
     ),
     Defect(
         "a part of the list counts as the whole",
-        "payments/listing.py",
+        "payments/ownership/listing.py",
         "        walk = reader.walk(counted=counted)\n",
         "        walk = reader.walk(is_complete=True, counted=counted)\n",
     ),
     Defect(  # before "payments: one predicate decides when a payment is looked for"
         "a later payment makes no unknown one due",
-        "payments/due.py",
+        "payments/records/due.py",
         "sa.or_(is_time, _has_what_it_lacked(now, grace))",
         "is_time",
     ),
     Defect(
         "a final state that changes is told to nobody",
-        "payments/unclaimed.py",
+        "payments/ownership/unclaimed.py",
         "        await compare_final_states(self._store, rows, now=now, on_event=self._on_event)\n",
         "",
     ),
     Defect(
         "a rival is not looked for",
-        "payments/evidence.py",
+        "payments/ownership/evidence.py",
         "            rival = self._rival(key, row, skew)\n",
         "            rival = None\n",
     ),
@@ -250,13 +250,13 @@ DEFECTS = (
     ),
     Defect(
         "a payment under way counts as lost at once",
-        "payments/attempts.py",
+        "payments/creates/attempts.py",
         "sent_at=sent_at, lives=lives + _MARGIN, is",
         "sent_at=sent_at, lives=-3_600.0, is",
     ),
     Defect(
         "another merchant's row counts as ours",
-        "payments/matching.py",
+        "payments/ownership/matching.py",
         "    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:\n"
         "        return Match.NONE\n"
         "    is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None\n",
@@ -264,7 +264,7 @@ DEFECTS = (
     ),
     Defect(
         "a match is adopted although other systems pay too",
-        "payments/reconciler.py",
+        "payments/ownership/reconciler.py",
         "    if ownership.sole_writer is False or any(",
         "    if ownership.sole_writer is None and any(",
     ),
@@ -276,7 +276,7 @@ DEFECTS = (
     ),
     Defect(
         "the late answer of an earlier attempt counts for the next one",
-        "payments/journal.py",
+        "payments/records/journal.py",
         "if entry.attempt not in {None, row.attempt}:",
         "if entry.attempt not in {None, entry.attempt}:",
     ),

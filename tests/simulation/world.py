@@ -28,10 +28,12 @@ import psycopg
 import sqlalchemy as sa
 from anyio._backends import _asyncio as backend
 
-from mobilemoney_async.database import connections, encryption, engine, group, listener
+from mobilemoney_async.database import change_watch, connections, encryption, engine, group, listener
 from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.merchants import account_auth
-from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
+from mobilemoney_async.payments.feed import feed
+from mobilemoney_async.payments.outbox import dispatcher
+from mobilemoney_async.payments.ownership import binding
 from mobilemoney_async.sharing import login
 from mobilemoney_async.sharing.poller import StoreChannel
 from mobilemoney_async.testing import virtual_time
@@ -414,8 +416,8 @@ def give_from_outside(world: World) -> None:
         (connections.Connections, "transact", transact),
         (connections, "make_engine", world.remember_engine),
         *(_of_server(world) if world.disk.has_server else ()),
-        (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
-        (feed_watch, "_POLL", world.plan.idle),
+        (change_watch, "_Waiter", numbered(change_watch._Waiter)),
+        (change_watch, "_POLL", world.plan.idle),
         (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
         (StoreChannel, "poll", world.plan.idle),
         (dispatcher, "_LOOK", world.plan.idle),

@@ -15,7 +15,7 @@ import anyio.from_thread
 import pytest
 
 from mobilemoney_async import PaymentRecord, SQLStore
-from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.api import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.patience import PATIENCE
@@ -36,7 +36,7 @@ COMMANDS = (
     "anyio._backends._asyncio",
     "mobilemoney_async.cli.app",
     "mobilemoney_async.client",
-    "mobilemoney_async.payments.payments",
+    "mobilemoney_async.payments.api",
     "mobilemoney_async.sandbox",
     "rich.progress",
     "rich.table",

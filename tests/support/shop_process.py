@@ -10,7 +10,7 @@ import sys
 import uvicorn
 
 from mobilemoney_async import AsyncClient, PaymentChange, RateLimiter, SQLStore
-from mobilemoney_async.payments import feed
+from mobilemoney_async.payments.feed import feed
 from tests.support.shops import NO_LIMITS, load
 
 

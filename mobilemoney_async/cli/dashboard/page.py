@@ -31,9 +31,9 @@ from mobilemoney_async.cli.overview import sent_for, shown_state
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.account_status import AccountNeed, AccountStatus
-from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
+from mobilemoney_async.payments.records.account_status import AccountNeed, AccountStatus
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream

@@ -1,0 +1,599 @@
+"""``client.payments``: the payments of a store, and the decisions that someone may make about unknown ones."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import attrs
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.codec import Fields
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION
+from mobilemoney_async.contract.states import TransactionType, require_type
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import Handler
+from mobilemoney_async.payments.audit.audit import audit
+from mobilemoney_async.payments.audit.report import AuditReport
+from mobilemoney_async.payments.feed.changes import number_changes
+from mobilemoney_async.payments.feed.consumers import ConsumerState, forget_consumer, list_consumers
+from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges
+from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read_order
+from mobilemoney_async.payments.ownership.imports import import_transactions
+from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.reconciler import Reconciler
+from mobilemoney_async.payments.ownership.reconciliation import adopt
+from mobilemoney_async.payments.ownership.recovery import Recovery
+from mobilemoney_async.payments.ownership.surplus import find_unclaimed
+from mobilemoney_async.payments.records import queries
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.record import (
+    CLAIMED,
+    EXPLAINED,
+    OPEN,
+    PaymentEvent,
+    PaymentRecord,
+    PaymentState,
+    Source,
+    UnclaimedTransaction,
+    is_stale,
+    move,
+)
+from mobilemoney_async.payments.records.unmatched import explain
+from mobilemoney_async.values import (
+    hide,
+    hide_text,
+    normalise_phone_number,
+    refuse,
+    require_identifier,
+    require_integer,
+    require_key,
+    require_name,
+    require_seconds,
+    require_text,
+)
+
+Changes: TypeAlias = ChangePages | ConsumerChanges
+"""Async iterator over `PaymentChange`; ``aclose()`` ends it."""
+
+_MOST_NAMES = 100
+
+
+@attrs.define(eq=False, slots=False)
+class PaymentBook:
+    """Payments of one account, from the store alone, without the service. Nothing here moves money.
+
+    Every method raises `StoreError` if the database fails or cannot be reached.
+
+    Args:
+        store: Keeps the payments.
+        utcnow: The wall clock: returns an aware UTC datetime; by default that which all processes of the store share.
+        on_event: Handler of events.
+    """
+
+    _store: AccountStore = attrs.field(repr=False)
+    _utcnow: Callable[[], datetime] = attrs.field(repr=False)
+    _on_event: Handler | None = attrs.field(default=None, repr=False)
+
+    @_utcnow.default
+    def _default_clock(self) -> Callable[[], datetime]:
+        return self._store.database.wall_clock.utcnow
+
+    async def get(self, key: str) -> PaymentRecord | None:
+        """Return the payment of an idempotency key with its history, or None if the key was never used.
+
+        Raises:
+            InvalidRequest: The key is blank.
+        """
+        name = require_name("key", key)
+        return await self._store.read(lambda journal: queries.find_with_history(journal, name))
+
+    async def list(
+        self,
+        state: PaymentState | str | Iterable[PaymentState | str] | None = None,
+        *,
+        type: TransactionType | str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> builtins.list[PaymentRecord]:
+        """Return payments, oldest first, without their histories.
+
+        Args:
+            state: Only those in this state, or in one of these.
+            type: Only collections or disbursements.
+            since: Only those first recorded at this time or later; an aware datetime.
+            limit: At most so many, from 1. Without one, all of them: there may be a million.
+            newest_first: Whether to begin with the payment that was first recorded last.
+
+        Raises:
+            InvalidRequest: An argument has a wrong type or value.
+        """
+        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+            raise refuse("since", "an aware datetime", builtins.type(since))
+        # No database has more rows, and none takes a larger number.
+        limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
+        states = _check_states(state)
+        kind = None if type is None else require_type(type)
+        return await self._store.read(
+            lambda journal: queries.select(
+                journal, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
+            )
+        )
+
+    async def find(
+        self, names: str | Iterable[str], *, state: PaymentState | str | Iterable[PaymentState | str] | None = None
+    ) -> builtins.list[PaymentRecord]:
+        """Return the payments with a name, oldest first, without their histories.
+
+        A name is a transaction id, the service's reference, an external id or an idempotency key: a callback or a
+        customer may quote any of them. It is always one indexed query, so you may pass names from strangers. A
+        cancelled call changes nothing.
+
+        Args:
+            names: One, or up to 100; of at most 200 characters each.
+            state: Only those in this state, or in one of these.
+
+        Returns:
+            At most 100 for each kind of name: only an external id may belong to many payments.
+
+        Raises:
+            InvalidRequest: An argument has a wrong type or value.
+        """
+        if not isinstance(names, Iterable):
+            raise refuse("names", "a str or several", names)
+        asked = [names] if isinstance(names, str) else [*names]
+        if len(asked) > _MOST_NAMES:
+            raise refuse("names", f"at most {_MOST_NAMES} names")
+        for each in asked:
+            require_name("names", each)
+        states = _check_states(state)
+        return await self._store.read(
+            lambda journal: queries.find_named(journal, asked, states=states, most=_MOST_NAMES)
+        )
+
+    async def unresolved(self) -> builtins.list[PaymentRecord]:
+        """Return the payments with an unknown result, those on their way now included, oldest first.
+
+        Also payments whose transaction is shown as final with another type, amount, number or merchant: they are
+        ``ACKNOWLEDGED``, and `reason` says why they stay open. And those ``FINAL`` ones whose final state has changed.
+        """
+        return await self._store.read(queries.unresolved)
+
+    async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
+        """Confirm, after someone has looked, that an unknown or absent payment does not exist.
+
+        Its key may then be used again, and money is sent again when it is: after one more look in the service's list. A
+        transaction of its kind that is found there makes the payment unknown once more: say of each of its `candidates`
+        what it is (`explain`, or `identify` with another payment's key), for this word changes none of them. Within the
+        store's `grace` after the request, a payment may exist without being in any list: it is refused until then.
+
+        Args:
+            key: The payment's idempotency key.
+            note: The reason and your name; kept in the payment's history.
+
+        Returns:
+            The payment as it is now, with the `candidates` that are left.
+
+        Raises:
+            InvalidRequest: The key or the note is blank.
+            StoreError: There is no such payment, it is neither unknown nor absent, a request of it may still be on its
+                way, or ended within the last `grace` seconds.
+        """
+        require_name("key", key)
+        require_text("note", note)
+        await self._store.database.open()
+        grace = timedelta(seconds=self._store.grace)
+
+        def confirm(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
+            record = _lock_unresolved(journal, key, now)
+            until = (record.ended_at or record.changed_at) + grace
+            if now < until:
+                raise StoreError(
+                    f"payment {key!r} may exist without being in the list until {until:%Y-%m-%d %H:%M:%S} UTC: "
+                    "confirm it then",
+                    outcome="not_sent",
+                )
+            event = PaymentEvent.CONFIRM_ABSENT
+            done = journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
+            return done if isinstance(done, StoreError) else attrs.evolve(done, candidates=record.candidates)
+
+        return await self._decide(key, confirm)
+
+    async def enqueue(
+        self,
+        *,
+        type: TransactionType | str,
+        phone_number: str,
+        amount: int | Decimal | str,
+        idempotency_key: str,
+        extra: Mapping[str, Any] | None = None,
+        not_before: datetime | timedelta | None = None,
+        not_after: datetime | timedelta | None = None,
+        priority: int = 0,
+    ) -> PaymentRecord:
+        """Record a payment, in a transaction of its own, for a dispatcher to send; see `SQLStore.enqueue`.
+
+        A cancelled call may have recorded it.
+        """
+        phone_number, amount = hide(phone_number), hide_text(amount)
+        fields = None if extra is None else Fields.of(extra)
+        del extra
+        await self._store.database.open()
+        now = self._utcnow()
+        order = read_order(
+            type=type,
+            phone_number=phone_number,
+            amount=amount,
+            idempotency_key=idempotency_key,
+            extra=fields,
+            not_before=not_before,
+            not_after=not_after,
+            priority=priority,
+            now=now,
+        )
+        return await self._store.write(lambda journal: enqueue(journal, *order, now))
+
+    async def hold(self, keys: Iterable[str], time: timedelta) -> None:
+        """Let no dispatcher send these payments for a time from now, as far as they are queued: a create does, say."""
+        names = sorted({require_name("keys", each) for each in keys})
+        if names:
+            await self._store.database.open()
+            until = self._utcnow() + time
+            await self._store.write(lambda journal: hold(journal, names, until=until))
+
+    async def cancel(self, key: str, *, note: str, reusable: bool = False) -> PaymentRecord:
+        """Take a payment out of the queue: no dispatcher sends it. Its key is used up, unless it was refused before.
+
+        Tries that provably did not reach the service count as none. One that was refused before it was queued again,
+        without a code of the contract, may exist: it goes back to ``REFUSED``, and a match in the list still counts.
+
+        Args:
+            key: The payment's idempotency key.
+            note: The reason and your name; kept in the payment's history.
+            reusable: Whether the key may be used again: the payment is then as one that was not sent.
+
+        Returns:
+            The payment, in the state ``CANCELLED`` or ``REFUSED``; with `reusable`, ``NOT_SENT`` or ``REFUSED``.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such payment, or it is not queued. One that is being sent may come back into the
+                queue: cancel it then.
+        """
+        name, text = require_name("key", key), require_text("note", note)
+        await self._store.database.open()
+        event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
+        return await self._decide(name, lambda journal, now: cancel(journal, name, note=text, at=now, event=event))
+
+    async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
+        """Return the transactions in the service's list that no payment of this store claims, first seen first.
+
+        Every page of the list that a client with this store reads is compared. A transaction is among them `grace` and
+        a request's time-out after it was first seen, unless a payment with an unknown result may have made it.
+
+        Args:
+            state: ``open``, ``explained`` by someone, or ``claimed`` by a payment since; None for all.
+
+        Raises:
+            InvalidRequest: The state is another one.
+        """
+        if state not in {OPEN, EXPLAINED, CLAIMED, None}:
+            raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None", state)
+        now = self._utcnow()
+        return await self._store.read(lambda journal: find_unclaimed(journal.connection, journal.account, state, now))
+
+    async def explain(self, transaction_id: str, *, note: str, by: str | None = None) -> UnclaimedTransaction:
+        """Say, after someone has looked, what a transaction is that is no payment of this store. It stops no payment.
+
+        Of a payment whose final state has changed (`unresolved`), this keeps the first one; `recover` with its key
+        takes the one that is shown now.
+
+        Args:
+            transaction_id: One of `unclaimed`, a candidate of a payment, or one that no list has shown so far.
+            note: The explanation; kept with it.
+            by: Your name, if the note does not say it.
+
+        Returns:
+            The transaction as it is now.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: A payment claims it.
+        """
+        name, text = require_name("transaction_id", transaction_id), require_text("note", note)
+        who = None if by is None else require_name("by", by)
+        await self._store.database.open()
+        now = self._utcnow()
+
+        def say(journal: Journal) -> UnclaimedTransaction | None:
+            keeps = journal.keep_final_state(name, note=text, at=now)
+            return explain(journal.connection, journal.account, name, note=text, by=who, at=now, owned=keeps)
+
+        said = await self._store.write(say)
+        if said is None:
+            raise StoreError(
+                f"transaction {name!r} is a payment of this store: nothing was changed", outcome="not_sent"
+            )
+        return said
+
+    def changes(
+        self,
+        *,
+        consumer: str | None = None,
+        start: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        forever: bool | None = None,
+    ) -> Changes:
+        """Return an iterator over the changes of the account's payments: what your books follow.
+
+        Each change of a payment's state is one entry, from the first request to the final state, and so is a
+        transaction that no payment claims. Changes of one payment come in their order, and none is ever skipped: a
+        change gets its place after it is committed.
+
+        *As a consumer*, the store keeps your place: ``async for change in payments.changes(consumer="books",
+        start="oldest")``, and ``await change.done()`` once your own books are committed. Each change comes at least
+        once, also after a crash. One process at a time reads under a name; another one goes on within a minute of the
+        last ``done`` if that one dies, and at once after ``aclose()``. Handle a change in less than half a minute. One
+        that your handler cannot take comes again after a growing pause, after `PaymentChange.failed` or when it has
+        ended the process, ten times at most, while other payments go on; then it is parked.
+
+        *With a cursor*, your own transaction keeps the place: ``payments.changes(after=cursor, limit=500)``, and
+        ``change.cursor`` goes into the same transaction as your books. So each change counts exactly once.
+
+        Args:
+            consumer: The name of a consumer, at most 200 characters.
+            start: Where to begin, ``"oldest"`` or ``"now"``: for a consumer at its first use, when it must be
+                given, and later without effect. Otherwise where there is no cursor; ``"oldest"`` by default.
+            after: A cursor to go on behind.
+            limit: At most so many changes, from 1; not for a consumer.
+            forever: Whether to wait for more at the end; by default unless there is a `limit`.
+
+        Raises:
+            InvalidRequest: An argument has a wrong type or value, or two contradict each other.
+            InvalidCursor: From the iterator: it cannot go on from the cursor without skipping changes.
+            StoreError: From the iterator: the store failed, or there is no such consumer and no `start`.
+        """
+        if start not in {"oldest", "now", None}:
+            raise refuse("start", '"oldest" or "now"', start)
+        if consumer is not None:
+            if after is not None or limit is not None:
+                raise refuse(
+                    "after" if limit is None else "limit", "left out with consumer=: the store keeps its place"
+                )
+            name = require_name("consumer", consumer)
+            options = {"utcnow": self._utcnow, "on_event": self._on_event, "is_endless": forever is not False}
+            return ConsumerChanges(self._store, name, start=start, **options)
+        if after is not None and start is not None:
+            raise refuse("start", "left out with after=, which says where to begin")
+        most = None if limit is None else require_integer("limit", limit, 1)
+        place = None if after is None else require_text("after", after)
+        is_endless = limit is None if forever is None else forever
+        return ChangePages(self._store, place, start == "now", most, is_endless, self._utcnow)
+
+    async def consumers(self) -> builtins.list[ConsumerState]:
+        """Return the consumers of the account's changes, with their places and what they could not handle."""
+        return await self._store.write(lambda journal: list_consumers(journal, number_changes(journal)))
+
+    async def forget_consumer(self, name: str) -> None:
+        """Delete a consumer that is used no more: changes are kept until every consumer is done with them.
+
+        Raises:
+            InvalidRequest: The name is blank.
+            StoreError: There is no such consumer.
+        """
+        consumer = require_name("name", name)
+        if not await self._store.write(lambda journal: forget_consumer(journal, consumer)):
+            raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
+
+    async def _decide(
+        self, key: str, decide: Callable[[Journal, datetime], PaymentRecord | StoreError]
+    ) -> PaymentRecord:
+        """Record a decision about a payment, and return the payment as it is then."""
+        # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
+        # lock inside `decide`, which looks at the state once more.
+        async with self._store.locks.hold(key):
+            await self._store.flush(key=key)
+            record = await self._store.decide(decide, self._utcnow)
+        if isinstance(record, StoreError):
+            raise record
+        return record
+
+
+@attrs.define(eq=False, slots=False)
+class Payments(PaymentBook):
+    """Payments of one account, from the store and the service. Nothing here moves money.
+
+    Every method raises `StoreError` if the database fails or cannot be reached.
+    """
+
+    _pipeline: Pipeline = attrs.field(kw_only=True, repr=False)
+    _reconciler: Reconciler = attrs.field(kw_only=True, repr=False)
+    _recovery: Recovery = attrs.field(kw_only=True, repr=False)
+
+    async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
+        """Look for unknown payments in the service's transaction list (contract, section 4.4), and record the results.
+
+        Each is looked for in the window of its send, by type, phone number and amount, among the transactions that no
+        payment of this store owns. A single, certain match is adopted. Several matches, or one that is not certain,
+        become the payment's `candidates`, and someone has to look. A payment that two full listings after the grace
+        period have not shown becomes absent; it is sent again only after `confirm_absent`.
+
+        A cancelled call has recorded nothing, or all results of some of the days.
+
+        Args:
+            stale_after: Seconds, at least 0, after which a payment that another process is sending counts as unknown.
+                By default the end of its request. 0 if you know that no other process is alive: at the start of the
+                only worker, say.
+
+        Returns:
+            The payments that were looked for, as they are now.
+
+        Raises:
+            InvalidRequest: `stale_after` is out of its range.
+            MobileMoneyError: The list could not be read; nothing wrong was recorded.
+        """
+        if stale_after is not None:
+            require_seconds("stale_after", stale_after, allow_zero=True)
+        await self._recovery.binding.require_bound()
+        await self._recovery.resume()
+        return await self._reconciler.run(stale_after=stale_after, before=self._recovery.compare)
+
+    async def recover(
+        self, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str] | None = None
+    ) -> builtins.list[PaymentRecord]:
+        """Import transactions that no payment owns, each under its key: of a restored backup, say.
+
+        A store that is behind its service keeps such transactions among the `unclaimed` ones, with `is_gap`, and stops
+        other payments of their kinds until each is imported or explained. Your own books know the keys. A transaction
+        may also be a candidate of another payment with an unknown result: whose it is, you say.
+
+        A cancelled call has imported some of them, or all. You may import a transaction again under the same key.
+
+        Args:
+            keys: For each idempotency key, the id of its transaction. A key may be new, or that of a payment that is
+                queued, was not sent, was refused, is unknown, absent or confirmed absent; or of one whose own
+                transaction has another final state now, which is then taken.
+            note: The reason and your name; kept in the payments' histories.
+            phone_numbers: The whole phone number of each transaction of which the service shows only a part, by its id.
+
+        Returns:
+            The payments as they are now, in the same order.
+
+        Raises:
+            InvalidRequest: An argument is blank or of a wrong type.
+            StoreError: A transaction belongs to a payment, is of another kind than the key's payment, or so young that
+                it may be a payment on its way; a key belongs to another transaction, or a phone number is missing.
+                Those before it were imported.
+            MobileMoneyError: A transaction could not be fetched. Those before it were imported.
+        """
+        if not isinstance(keys, Mapping):
+            raise refuse("keys", "a mapping of keys to transaction ids", keys)
+        pairs = {require_key("keys", key): require_identifier("keys", each) for key, each in keys.items()}
+        numbers = {name: normalise_phone_number(each) for name, each in (phone_numbers or {}).items()}
+        text = require_text("note", note)
+        await self._recovery.binding.require_bound()
+        return await import_transactions(self._store, self._pipeline, pairs, note=text, phone_numbers=numbers)
+
+    async def audit(self, *, from_date: date, to_date: date) -> AuditReport:
+        """Compare the store with the service's transaction list, for some days (contract, section 4.4).
+
+        It costs one request for a hundred transactions of those days, in the part of the rate limit that payments
+        leave, and a few more. The service's time zone is not documented: its days may begin at another hour than UTC's.
+        It changes nothing, and may be cancelled.
+
+        Args:
+            from_date: The first day.
+            to_date: The last day.
+
+        Raises:
+            InvalidRequest: An argument is no date, or the last day is before the first one.
+            MobileMoneyError: The list could not be read.
+        """
+        for name, day in (("from_date", from_date), ("to_date", to_date)):
+            if not isinstance(day, date) or isinstance(day, datetime):
+                raise refuse(name, "a datetime.date", day)
+        if to_date < from_date:
+            raise refuse("to_date", "not before from_date", to_date)
+        await self._recovery.binding.require_bound()
+        return await audit(self._store, self._pipeline, from_date, to_date)
+
+    async def restored(self, *, note: str) -> None:
+        """Say that this store was restored from a backup: it is compared with the service before anything is paid.
+
+        A store notices that by itself where more than five minutes have passed since the backup's last write. Call this
+        before the first payment, and it holds for younger backups too: disbursements then wait for `grace` seconds,
+        until the list must show all that is lost. A cancelled call may have noted it.
+
+        Args:
+            note: The reason and your name; kept with the account.
+
+        Raises:
+            InvalidRequest: The note is blank.
+        """
+        text = require_text("note", note)
+        await self._store.database.open()
+        await self._recovery.restored(text)
+
+    async def rebind(self, *, note: str) -> None:
+        """Bind the store's account to this client's base URL and credentials, after someone has looked.
+
+        An account belongs to the merchant of its transactions. Another host, or credentials that cannot look up one of
+        its transactions, are refused with `StoreError`, since they may be another merchant's or a sandbox's. Call this
+        where the same merchant has moved.
+
+        Args:
+            note: The reason and your name; kept with the account.
+
+        Raises:
+            InvalidRequest: The note is blank.
+        """
+        await self._recovery.binding.rebind(require_text("note", note))
+
+    async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
+        """Decide, after someone has looked, which transaction an unknown or absent payment is.
+
+        The transaction is fetched first, and must be of the payment's type, phone number and amount.
+
+        Args:
+            key: The payment's idempotency key.
+            transaction_id: The transaction: one of its `candidates`, say.
+            note: The reason and your name; kept in the payment's history.
+
+        Returns:
+            The payment as it is now.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such payment, it is neither unknown nor absent, a request of it may still be on its
+                way, or the transaction is of another kind or belongs to another payment.
+            MobileMoneyError: The transaction could not be fetched.
+        """
+        require_name("key", key)
+        require_text("note", note)
+        identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
+        await self._recovery.binding.require_bound()
+        transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
+
+        def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
+            record = _lock_unresolved(journal, key, now)
+            if match(query_for(record), transaction, Spellings()) is Match.NONE:
+                raise StoreError(
+                    f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
+                    outcome="not_sent",
+                )
+            return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
+
+        return await self._decide(key, identify)
+
+
+def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:
+    """Return an unknown or absent payment, locked until the commit, for a decision about it.
+
+    Raises:
+        StoreError: It is neither.
+    """
+    record = journal.find(key, lock=True)
+    if record is None:
+        raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
+    if is_stale(record, now):
+        journal.apply(JournalEntry(key, record.attempt, PaymentEvent.LOSE, source=Source.PERSON, at=now))
+    elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
+        state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
+        raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")
+    return record
+
+
+def _check_states(state: object) -> builtins.list[PaymentState] | None:
+    if state is None:
+        return None
+    asked = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
+    try:
+        return [PaymentState(each.upper() if isinstance(each, str) else each) for each in asked]
+    except ValueError:
+        raise refuse("state", f"one or more of {', '.join(map(str, PaymentState))}", state) from None

@@ -1,0 +1,1 @@
+"""The store against the service's list."""

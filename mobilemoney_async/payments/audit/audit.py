@@ -1,0 +1,166 @@
+"""Audit of some days: the store against the service's transaction list (contract, section 4.4).
+
+The list is read first and the store afterwards, so that a transaction's payment is recorded by then, if not
+always its answer. The service's days may begin at another hour than UTC's: nothing is concluded from what the list does
+not show at the edges of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
+from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
+from mobilemoney_async.payments.audit.report import (
+    AuditReport,
+    Comparison,
+    Difference,
+    DifferenceKind,
+    difference,
+    incomplete,
+    totals_of,
+    unsettled_of,
+)
+from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.matching import query_for
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import merchant_of, owners
+from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
+from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.payments.records.unmatched import explained
+
+_columns = payments.c
+_DAY = timedelta(days=1)
+# Payments that the list does not show which are looked up one by one. Where there are more at an edge of the days, the
+# pages around them are read first.
+_MOST_LOOKUPS, _FEW = 50, 10
+# The clocks may differ by as much.
+_MARGIN = timedelta(minutes=10)
+
+
+async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_date: date) -> AuditReport:
+    """Compare the store with the service; see `Payments.audit`."""
+    walk = await Lister(pipeline).complete(from_date, to_date, lane=Priority.BULK)
+    start, last = (datetime.combine(each, time(), UTC) for each in (from_date, to_date))
+    now = pipeline.utcnow()
+
+    def read(journal: Journal) -> Comparison:
+        ids = [row.id for row in walk.rows]
+        # Before the owners: of a payment whose answer is recorded meanwhile, one of the two shows the transaction.
+        around = shift(start, -_DAY), shift(last, 2 * _DAY)
+        open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None))
+        owned = owners(journal, ids)
+        return Comparison(
+            rows=walk.rows,
+            owned=owned,
+            open_ones=open_ones,
+            sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
+            merchant_id=merchant_of(journal, walk.rows, owned),
+            explained=explained(journal.connection, journal.account, ids),
+            is_sole_writer=store.sole_writer is not False,
+            began_at=walk.began_at,
+            now=now,
+            grace=timedelta(seconds=store.grace),
+        )
+
+    comparison = await store.read(read)
+    missing = await _compare_missing(pipeline, walk, comparison)
+    return AuditReport(
+        from_date=from_date,
+        to_date=to_date,
+        transactions=len(comparison.own_rows),
+        payments=len({each.key for each in (*comparison.owned.values(), *comparison.sent)}),
+        differences=[*incomplete(walk), *comparison.differences(), *missing],
+        totals=totals_of(comparison.own_rows),
+        unsettled=unsettled_of(comparison.own_rows),
+        on_its_way=[row.id for row in comparison.on_its_way],
+    )
+
+
+def _sent_between(
+    journal: Journal, start: datetime, end: datetime, *where: sa.ColumnElement[bool]
+) -> list[PaymentRecord]:
+    """Return the payments that were sent in a time, and may exist."""
+    states = [str(each) for each in REUSABLE]
+    here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
+    may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
+    rows = journal.connection.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
+    return [to_record(row) for row in rows.all()]
+
+
+async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Comparison) -> list[Difference]:
+    """Return the differences of payments whose transactions the list does not show.
+
+    Some are looked up. Of the others, one is missing only between rows that are shown, in a list that was read as a
+    whole.
+    """
+    inside, *edges = _divide(walk, comparison.sent)
+    rows = await _read_edges(Lister(pipeline), edges)
+    found: list[Difference] = []
+    left, skipped, keys = _MOST_LOOKUPS, 0, {each.key for each in inside}
+    for record in (*inside, *edges[0], *edges[1]):
+        said = f"the list does not show transaction {record.transaction_id} of payment {record.key!r}"
+        row = rows.get(record.transaction_id or "")
+        if row is None and left > 0:
+            left -= 1
+            try:
+                row = await _look_up(pipeline, record)
+            except (TransactionNotFound, InvalidTransactionId):
+                found.append(difference(DifferenceKind.MISSING, f"{said}, and the service does not know it", record))
+                continue
+            except MobileMoneyError:
+                left = 0  # the others are not looked up either
+        if row is not None:
+            found += comparison.compare(row, record)
+        if record.key in keys:
+            found.append(
+                difference(DifferenceKind.MISSING, said + (", but the service knows it" if row else ""), record)
+            )
+        else:
+            skipped += row is None
+    if skipped:
+        said = f"payments that the list does not show at the edges of these days, and that were not compared: {skipped}"
+        found.append(difference(DifferenceKind.INCOMPLETE, said))
+    return found
+
+
+def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
+    """Return the payments that a listing does not show: those between its rows, those before, and those after them."""
+    shown = {row.id for row in walk.rows}
+    missing = [each for each in sent if each.transaction_id is not None and each.transaction_id not in shown]
+    times = sorted(row.created_at for row in walk.rows if row.created_at is not None)
+    first, last = (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (walk.began_at, walk.began_at)
+    is_whole = walk.is_complete and not walk.unreadable
+    inside: list[PaymentRecord] = []
+    before: list[PaymentRecord] = []
+    after: list[PaymentRecord] = []
+    for each in missing:
+        at = query_for(each).sent_at
+        (before if at < first else after if at > last or not is_whole else inside).append(each)
+    return inside, before, after
+
+
+async def _read_edges(lister: Lister, edges: Sequence[Sequence[PaymentRecord]]) -> Mapping[str, Transaction]:
+    """Return the rows around payments at an edge of the days, where there are many: the neighbouring days show them."""
+    rows: dict[str, Transaction] = {}
+    for edge in edges:
+        if len(edge) > _FEW:
+            sent = sorted(query_for(each).sent_at for each in edge)
+            start, end = shift(sent[0], -_MARGIN), shift(sent[-1], _MARGIN)
+            days = shift(start, -_DAY).date(), shift(end, _DAY).date()
+            rows |= {row.id: row for row in (await lister.near(start, end, *days, lane=Priority.BULK)).rows}
+    return rows
+
+
+async def _look_up(pipeline: Pipeline, record: PaymentRecord) -> Transaction:
+    identifiers = {"transaction_id": record.transaction_id or ""}
+    return (await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.BULK)).transaction

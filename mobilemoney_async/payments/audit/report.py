@@ -1,0 +1,366 @@
+"""Report of an audit: the differences between the store and the service's list, and the totals. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal, localcontext
+
+import attrs
+
+from mobilemoney_async.contract.comparison import CURRENCY, may_be_number, shift
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
+from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.matching import KindIndex, Match, Spellings, learn, match, query_for
+from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
+
+# How far from a payment a transaction may be that is the same one, made twice.
+_NEAR = timedelta(days=1)
+# Digits of a sum: more than any list of amounts needs.
+_DIGITS = 200
+
+
+class DifferenceKind(str, enum.Enum):
+    """Kind of a difference between the store and the service."""
+
+    MISSING = "missing"
+    """The service does not show a transaction that the store has."""
+    UNCLAIMED = "unclaimed"
+    """No payment of the store claims a transaction of the service."""
+    PAID_TWICE = "paid_twice"
+    """The same, and within a day it is of the type, number and amount of a payment that is another transaction."""
+    CONTENT = "content"
+    """Amount, number or type differ."""
+    STATE = "state"
+    """One is final, and the other is open or has another final state."""
+    UNRESOLVED = "unresolved"
+    """A payment with an unknown result, or a transaction that may be that payment."""
+    INCOMPLETE = "incomplete"
+    """The list could not be compared as a whole."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_ADVICE: Mapping[DifferenceKind, str] = {
+    DifferenceKind.MISSING: "compare it with the service's statement; if it is not there either, ask the service",
+    DifferenceKind.UNCLAIMED: "find out what it is: another system, a till, the dashboard; then explain it",
+    DifferenceKind.PAID_TWICE: "find out whether money moved twice; then refund it, and explain the transaction",
+    DifferenceKind.CONTENT: "ask the service which one is right, and correct your books",
+    DifferenceKind.STATE: "follow it with a poller, or with mobilemoney watch",
+    DifferenceKind.INCOMPLETE: "run the audit again later; if it stays so, ask the service",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Difference(Data):
+    """Difference between the store and the service.
+
+    Attributes:
+        kind: Its kind.
+        reason: What differs, in words.
+        advice: The next step.
+        commands: The command lines for it, each as the arguments of ``mobilemoney``.
+        key: The payment's idempotency key, or None.
+        transaction_id: The transaction, or None.
+        amount: Whole TZS, or None.
+    """
+
+    kind: DifferenceKind
+    reason: str
+    advice: str
+    key: str | None = None
+    transaction_id: str | None = None
+    amount: Decimal | None = None
+    commands: Sequence[Sequence[str]] = ()
+
+
+@attrs.frozen(kw_only=True)
+class AuditTotal(Data):
+    """Total of the service's transactions of one type, status and settlement batch.
+
+    Attributes:
+        type: Collection or disbursement, as the list shows it.
+        status: Their state.
+        settlement_batch: The batch in which they were settled, or None.
+        count: Their number.
+        gross: The sum of their amounts, TZS.
+        fees: The sum of the fees that the merchant bears, TZS; None if the list does not show it for each of them.
+        net: The sum that was settled, TZS; None if the list does not show it for each of them.
+    """
+
+    type: str
+    status: str
+    settlement_batch: str | None
+    count: int
+    gross: Decimal
+    fees: Decimal | None
+    net: Decimal | None
+
+
+@attrs.frozen(kw_only=True)
+class AuditReport(Data):
+    """Result of an audit.
+
+    Attributes:
+        from_date: The first day.
+        to_date: The last day.
+        transactions: The number of transactions that the service shows.
+        payments: The number of payments of the store that were compared.
+        differences: What differs, each with a reason.
+        totals: By type, status and settlement batch, to tick off against the statement.
+        unsettled: The ids of successful collections for which the list shows no settlement, or not its batch.
+        on_its_way: The ids of transactions that no payment claims yet, and that are no difference: a payment of their
+            kind is being sent, or they are younger than the store's `grace`.
+    """
+
+    from_date: date
+    to_date: date
+    transactions: int
+    payments: int
+    differences: Sequence[Difference]
+    totals: Sequence[AuditTotal]
+    unsettled: Sequence[str] = ()
+    on_its_way: Sequence[str] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """True if nothing differs."""
+        return not self.differences
+
+
+def incomplete(walk: Walk) -> Iterable[Difference]:
+    """Return the reasons why a listing cannot be compared as a whole."""
+    if not walk.is_complete:
+        yield difference(DifferenceKind.INCOMPLETE, walk.shortfall)
+    if walk.unreadable:
+        said = f"rows of the list that cannot be read: {len(walk.unreadable)}"
+        yield difference(DifferenceKind.INCOMPLETE, said)
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Comparison of a listing with the store as it was afterwards.
+
+    Attributes:
+        rows: The rows that the listing shows.
+        owned: The payments that own them, by transaction id.
+        open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
+            known just before `owned` was read.
+        sent: The payments that were sent in its days before it began, and may exist.
+        merchant_id: The account's merchant, if known: rows of another one are not compared.
+        explained: As of `unmatched.explained`.
+        is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
+        began_at: When the listing began.
+        now: When it ended.
+        grace: For how long a transaction that no payment claims may be on its way.
+        own_rows: The rows of this merchant.
+        on_its_way: Those that no payment claims yet.
+    """
+
+    rows: Sequence[Transaction] = attrs.field(repr=False)
+    owned: Mapping[str, PaymentRecord] = attrs.field(repr=False)
+    open_ones: Sequence[PaymentRecord] = attrs.field(repr=False)
+    sent: Sequence[PaymentRecord] = attrs.field(repr=False)
+    merchant_id: str | None
+    explained: Container[str]
+    is_sole_writer: bool
+    began_at: datetime
+    now: datetime
+    grace: timedelta
+    own_rows: Sequence[Transaction] = attrs.field(init=False, repr=False)
+    _spellings: Spellings = attrs.field(init=False, repr=False)
+    _index: KindIndex[PaymentRecord] = attrs.field(init=False, repr=False)
+    on_its_way: Sequence[Transaction] = attrs.field(init=False, repr=False)
+
+    @own_rows.default
+    def _find_own_rows(self) -> Sequence[Transaction]:
+        own = self.merchant_id
+        return [row for row in self.rows if not row.merchant_id or not own or row.merchant_id == own]
+
+    @_spellings.default
+    def _learn(self) -> Spellings:
+        return learn(self.rows, self.owned, self.merchant_id)
+
+    @_index.default
+    def _index_payments(self) -> KindIndex[PaymentRecord]:
+        index, keys = KindIndex[PaymentRecord](), {each.key for each in self.owned.values()}
+        for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
+            if record.sent_at is not None:
+                index.add_query(query_for(record), record)
+        return index
+
+    @on_its_way.default
+    def _find_on_its_way(self) -> Sequence[Transaction]:
+        made = ((row.created_at, self.owned[row.id]) for row in self.rows if row.id in self.owned)
+        ahead = min(
+            (at - each.sent_at for at, each in made if at and each.sent_at and not each.is_adopted),
+            default=timedelta(0),
+        )
+        found: list[Transaction] = []
+        for row in self._unowned():
+            near = self._near(row)
+            unidentified = next((each for each in near if each.transaction_id is None), None)
+            age = None if row.created_at is None else shift(self.now, ahead) - row.created_at
+            # One that is dated far ahead would be young for ever.
+            is_young = age is not None and -_NEAR < age < self.grace and (bool(near) or self.is_sole_writer)
+            if is_young if unidentified is None else self._is_on_its_way(unidentified):
+                found.append(row)
+        return found
+
+    def _unowned(self) -> Iterable[Transaction]:
+        """Return the rows that no payment claims, and that nobody has explained."""
+        return (row for row in self.own_rows if row.id not in self.owned and row.id not in self.explained)
+
+    def differences(self) -> Iterable[Difference]:
+        """Return the differences of the rows that are shown, and the payments with an unknown result."""
+        for row in self.rows:
+            if row.id in self.owned:
+                yield from self.compare(row, self.owned[row.id])
+        on_its_way = {row.id for row in self.on_its_way}
+        for row in self._unowned():
+            if row.id not in on_its_way:
+                yield from self._unclaimed(row)
+        for record in self.sent:
+            if record.is_unresolved and not self._is_on_its_way(record):
+                said = f"payment {record.key!r} is {record.state}" + (f": {record.reason}" if record.reason else "")
+                yield difference(DifferenceKind.UNRESOLVED, said, record, step=self._step(record))
+
+    def compare(self, row: Transaction, record: PaymentRecord) -> Iterable[Difference]:
+        """Return the differences of a transaction from the payment that owns it."""
+        problem = ", ".join(self._contradictions(row, record))
+        if problem:
+            yield difference(DifferenceKind.CONTENT, f"payment {record.key!r}: {problem}", record, row)
+        is_final_there = is_final(record.type, row.status)  # its own word for the type proves nothing
+        status = "not final" if record.status is None else record.status
+        said = f"payment {record.key!r} is {status} here, and {row.status} at the service"
+        if record.is_final and not is_final_there and record.changed_at >= self.began_at:
+            return  # it became final while the list was read
+        if not record.is_final and is_final_there:
+            yield difference(DifferenceKind.STATE, said, record, row)
+        elif record.is_final and record.status != row.status:
+            found = difference(DifferenceKind.STATE, said, record, row)
+            shown = tuple(_commands(DifferenceKind.CONTENT, record, row))
+            yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT], commands=shown)  # a final state stays
+
+    def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
+        """Return what differs. A number that is masked, cut or missing in the list is no difference."""
+        if row.amount != record.amount:
+            yield f"the amount is {record.amount:f} here, and {row.amount:f} at the service"
+        if row.currency.strip().upper() != CURRENCY:
+            yield f"the currency is {CURRENCY} here, and another one at the service"
+        if not may_be_number(row.phone_number, record.phone_number):
+            yield "the phone number is another one at the service"
+        if any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type):
+            yield f"it is a {record.type} here, and a {row.type} at the service"
+        if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
+            yield "it belongs to another merchant at the service"
+
+    def _unclaimed(self, row: Transaction) -> Iterable[Difference]:
+        said = f"no payment claims transaction {row.id} ({row.status})"
+        near = self._near(row)
+        unidentified = next((each for each in near if each.transaction_id is None), None)
+        if unidentified is not None:
+            said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
+            yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row, self._step(unidentified, row))
+        elif near and _has_moved(near[0].type, row.status) and _has_moved(near[0].type, near[0].status):
+            said += f", which fits payment {near[0].key!r} as well as its own transaction {near[0].transaction_id}"
+            yield difference(DifferenceKind.PAID_TWICE, said, near[0], row)
+        elif self.is_sole_writer:
+            yield difference(DifferenceKind.UNCLAIMED, said, row=row)
+
+    def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
+        """Return the payments of a row's kind that were sent within a day of it, nearest first."""
+        alike = self._index.like_row(row)
+        fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
+        # A row without a readable time may be of any time.
+        at = row.created_at
+        far = [(timedelta(0) if at is None else abs(query_for(each).sent_at - at), each) for each in fits]
+        return [each for distance, each in sorted(far, key=lambda pair: (pair[0], pair[1].key)) if distance <= _NEAR]
+
+    def _step(self, record: PaymentRecord, row: Transaction | None = None) -> NextStep:
+        """Return the next step for a payment with an unknown result, which may be a row."""
+        if row is None or record.is_ambiguous:
+            return next_step(record, self.now, grace=self.grace)
+        return NextStep(
+            "reconcile: it finds the payment by itself where nothing else fits; else compare both, and identify it",
+            (RECONCILE, identify(record.key, row.id)),
+        )
+
+    def _is_on_its_way(self, record: PaymentRecord) -> bool:
+        return record.state is PaymentState.SENDING and not is_stale(record, self.now)
+
+
+def _has_moved(type: str, status: str | None) -> bool:
+    """Return whether money was moved, or may still be."""
+    return status == TransactionStatus.SUCCESS or status is None or not is_final(type, status)
+
+
+def totals_of(rows: Iterable[Transaction]) -> list[AuditTotal]:
+    """Return the totals of transactions, by type, status and settlement batch."""
+    kinds: dict[tuple[str, str, str | None], list[Transaction]] = {}
+    for row in rows:
+        batch = None if row.settlement is None else row.settlement.settlement_batch
+        kinds.setdefault((str(row.type), str(row.status), batch), []).append(row)
+    return [
+        AuditTotal(
+            type=kind,
+            status=status,
+            settlement_batch=batch,
+            count=len(some),
+            gross=_sum(each.amount for each in some) or Decimal(0),
+            fees=_sum(None if each.fees is None else each.fees.merchant_fee for each in some),
+            net=_sum(None if each.settlement is None else each.settlement.net_amount for each in some),
+        )
+        for (kind, status, batch), some in sorted(kinds.items(), key=lambda item: (*item[0][:2], item[0][2] or ""))
+    ]
+
+
+def unsettled_of(rows: Iterable[Transaction]) -> list[str]:
+    """Return the ids of successful collections that show no settlement batch."""
+    paid = (row for row in rows if row.succeeded and row.type == TransactionType.COLLECTION)
+    return [row.id for row in paid if row.settlement is None or row.settlement.settlement_batch is None]
+
+
+def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the exact sum, or None if an amount is not shown."""
+    total = Decimal(0)
+    with localcontext(prec=_DIGITS):
+        for each in amounts:
+            if each is None:
+                return None
+            total += each
+    return total
+
+
+def difference(
+    kind: DifferenceKind,
+    reason: str,
+    record: PaymentRecord | None = None,
+    row: Transaction | None = None,
+    step: NextStep | None = None,
+) -> Difference:
+    """Return a difference with the next step: one of its own, or that of its kind."""
+    if step is None:
+        step = NextStep(_ADVICE[kind], tuple(_commands(kind, record, row)))
+    return Difference(
+        kind=kind,
+        reason=reason,
+        advice=step.text,
+        commands=step.commands,
+        key=None if record is None else record.key,
+        transaction_id=row.id if row is not None else None if record is None else record.transaction_id,
+        amount=row.amount if row is not None else None if record is None else record.amount,
+    )
+
+
+def _commands(kind: DifferenceKind, record: PaymentRecord | None, row: Transaction | None) -> Iterable[tuple[str, ...]]:
+    if kind in {DifferenceKind.UNCLAIMED, DifferenceKind.PAID_TWICE} and row is not None:
+        yield explain(row.id)
+    elif record is not None:
+        follows = kind is DifferenceKind.STATE and record.transaction_id is not None
+        yield ("watch", str(record.transaction_id)) if follows else ("payments", "show", record.key)

@@ -1,0 +1,1 @@
+"""Creates under idempotency keys, and their attempts."""

@@ -1,0 +1,137 @@
+"""Beginning of a payment: its row SENDING, in one transaction with all that may forbid it.
+
+The unique indexes decide between processes, whatever was read before. The version of the tables, the account's state
+and the unmatched transactions are read by the statement that makes the row, since each create pays for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.database.prepared import run
+from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
+from mobilemoney_async.payments.ownership.duplicates import SUSPECT, DuplicateGuard, duplicate_suspected
+from mobilemoney_async.payments.records.account_state import STATE, require_active
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import (
+    Clearance,
+    PaymentEvent,
+    PaymentRecord,
+    PaymentRequest,
+    PaymentState,
+    Source,
+    clearance,
+)
+from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
+
+_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT, STATE)
+
+
+def begin_payment(
+    journal: Journal,
+    guard: DuplicateGuard,
+    request: PaymentRequest,
+    *,
+    expected: int | None,
+    sent_at: datetime,
+    lives: float,
+    is_wanted: Callable[[PaymentRecord], bool] | None = None,
+) -> int | None:
+    """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
+
+    Args:
+        journal: In a transaction that writes.
+        guard: That of the account.
+        request: The payment.
+        expected: The latest attempt of its record, which must still be one that may be sent again; None if there
+            is no record.
+        sent_at: Now.
+        lives: The longest that the request can be on its way, seconds.
+        is_wanted: Whether its record, as it is now, may still be sent; None for any.
+
+    Raises:
+        DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
+        AccountSuspended: The account begins no payment now.
+        StoreError: Another release has changed the tables since this process began.
+    """
+    checks = guard.parameters(journal.connection, request, sent_at)
+    beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
+    is_begun = beginning.insert() if expected is None else beginning.send_again(expected, is_wanted)
+    if not is_begun:
+        # Read after the database has refused the row: because of a duplicate, or of the key itself.
+        duplicate = journal.find_duplicate(request)
+        if duplicate is not None:
+            raise duplicate_suspected(duplicate)
+        return None
+    attempt = 1 if expected is None else expected + 1
+    what, detail = PaymentEvent.SEND, f"attempt {attempt}"
+    journal.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
+    return attempt
+
+
+@attrs.frozen
+class _Beginning:
+    """Beginning of one payment, in its transaction."""
+
+    journal: Journal
+    guard: DuplicateGuard
+    request: PaymentRequest
+    sent_at: datetime
+    stale_at: datetime
+    checks: Mapping[str, Any]
+
+    @property
+    def _columns(self) -> Mapping[str, Any]:
+        times = {"sent_at": self.sent_at, "stale_at": self.stale_at, "changed_at": self.sent_at}
+        return {"state": PaymentState.SENDING, "stops_kind": True, **times}
+
+    def insert(self) -> bool:
+        """Make a row and return True, or return False if a unique index forbids it."""
+        connection = self.journal.connection
+        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": self.sent_at}
+        values = {**request_columns(self.journal.account, self.request), **new, **self._columns, **self.checks}
+        found = run(connection, _insertion(connection.dialect.name), values).one_or_none()
+        if found is not None:
+            self._require_allowed(found)
+        return found is not None
+
+    def send_again(self, expected: int, is_wanted: Callable[[PaymentRecord], bool] | None) -> bool:
+        """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
+        journal, request = self.journal, self.request
+        self._require_allowed(journal.connection.execute(_CHECKS, self.checks).one())
+        row = journal.row(request.key, lock=True)
+        # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
+        # process may have changed matters.
+        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
+            return False
+        if is_wanted is not None and not is_wanted(to_record(row)):
+            return False
+        values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
+        nothing = ("walked_at", "candidates", "ended_at", "error", "is_certain", "looked_at", "look_passed")
+        values |= {**dict.fromkeys(nothing), "next_look_at": None, **reason_columns(None)}
+        try:
+            with journal.connection.begin_nested():
+                journal.change(request.key, values)
+        except sa.exc.IntegrityError:
+            if journal.find_duplicate(request) is None:
+                raise  # refused for another reason, a trigger say: the caller would try again for ever
+            return False
+        return True
+
+    def _require_allowed(self, found: sa.Row[Any]) -> None:
+        """Raise what forbids the payment, by the columns of `_CHECKS`; the transaction is then rolled back."""
+        require_known(found.version)
+        require_active(self.journal.connection, self.journal.account, found.account_state)
+        self.guard.require_unsuspected(self.journal.connection, self.request, found.suspect, self.checks)
+
+
+@functools.cache
+def _insertion(dialect: str) -> Any:
+    """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
+    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT, STATE)

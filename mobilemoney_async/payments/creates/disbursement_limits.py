@@ -1,0 +1,89 @@
+"""Limits of disbursements over all processes of a store.
+
+Critical section: the sums are read, and the payment begun or the batch queued, in one transaction that keeps off all
+others of the account which are limited: SQLite by its write lock, PostgreSQL by an advisory lock. That lock is the
+first one that such a transaction takes. Where there are no limits, nothing here runs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import payments
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+
+_LOCK = 0x6C696D73  # "lims"
+
+_columns = payments.c
+_ON_ITS_WAY = [str(each) for each in (PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT)]
+_MAY_HAVE_MOVED = sa.or_(
+    _columns.state.in_([*_ON_ITS_WAY, str(PaymentState.ACKNOWLEDGED)]),
+    _columns.state.in_([str(PaymentState.REFUSED), str(PaymentState.QUEUED)]) & _columns.is_certain.is_(False),
+    (_columns.state == str(PaymentState.FINAL))
+    & ((_columns.status == str(TransactionStatus.SUCCESS)) | _columns.cause.is_not(None)),
+)
+# As text: exact on PostgreSQL, and on SQLite up to 63 bits.
+_SUM = sa.cast(sa.func.sum(sa.cast(_columns.amount, sa.Numeric)), sa.Text)
+
+
+def lock_limits(journal: Journal) -> None:
+    """Keep all other limited transactions of the account off until the commit."""
+    if journal.connection.dialect.name == "postgresql":
+        account = zlib.crc32(journal.account.encode()) - 2**31
+        journal.connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK, account)))
+
+
+def require_payment_within(
+    journal: Journal, limits: DisbursementLimits, request: PaymentRequest, *, at: datetime, is_queued: bool
+) -> None:
+    """Raise `LimitExceeded` if a payment that is about to begin exceeds a limit.
+
+    What waits in the queue does not count for a payment that comes from there: a full queue would stop itself.
+    """
+    lock_limits(journal)
+    others = _select(journal, at, with_queue=not is_queued).where(_columns.key != request.key)
+    own = others.where(_columns.phone_number == request.phone_number)
+    spent = [
+        _read(journal.connection.execute(each.with_only_columns(_SUM)).scalar_one()) if is_asked else Decimal(0)
+        for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
+    ]
+    require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
+
+
+def require_batch_within(
+    journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[sa.Row[Any]], *, at: datetime
+) -> None:
+    """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
+    by_number = _select(journal, at, with_queue=True).with_only_columns(_columns.phone_number, _SUM.label("amount"))
+    rows = journal.connection.execute(by_number.group_by(_columns.phone_number))
+    spent = defaultdict(Decimal, {row.phone_number: _read(row.amount) for row in rows})
+    in_all = sum(spent.values(), Decimal(0))
+    for line in lines:
+        # Line by line, so that the error names the first one that is too much.
+        amount, said = Decimal(line.amount), f"line {line.line} of batch {id!r}"
+        require_within(limits, amount, to_recipient=spent[line.phone_number], in_all=in_all, what=said)
+        spent[line.phone_number] += amount
+        in_all += amount
+
+
+def _select(journal: Journal, at: datetime, *, with_queue: bool) -> sa.Select[Any]:
+    counts = (_columns.sent_at > at - A_DAY) & _MAY_HAVE_MOVED
+    if with_queue:
+        is_soon = _columns.not_before.is_(None) | (_columns.not_before <= at + A_DAY)
+        counts |= (_columns.state == str(PaymentState.QUEUED)) & is_soon
+    is_disbursement = _columns.type == str(TransactionType.DISBURSEMENT)
+    return sa.select(payments).where(_columns.account == journal.account, is_disbursement, counts)
+
+
+def _read(total: str | None) -> Decimal:
+    return Decimal(0) if total is None else Decimal(total)

@@ -1,0 +1,1 @@
+"""Changes of payments, and their readers."""

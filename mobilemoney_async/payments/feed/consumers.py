@@ -1,0 +1,283 @@
+"""Consumers of an account's changes: the statements inside one transaction, under the lock of the consumer's row.
+
+A consumer is done with all changes up to its number, except for those of the payments that lag behind: of each the
+first change that could not be handled has a row in `retries`, and its later ones wait. A change that was handed out ten
+times in vain is parked, and its payment goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.database.schema import accounts, changes, consumers, insert_missing, lock_row, retries
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.feed.changes import Feed, FeedEntry, read_changes, read_some
+from mobilemoney_async.payments.feed.payment_change import ChangeReader
+from mobilemoney_async.payments.records.journal import Journal
+
+MOST_TRIES = 10
+"""Times that a change is handed out before it is parked."""
+
+_LONGEST_PAUSE = timedelta(minutes=5)
+# A consumer's last use is noted this often.
+_NOTED = timedelta(minutes=1)
+
+
+@attrs.frozen
+class Delivery:
+    """Changes that a consumer hands out.
+
+    Attributes:
+        again: Those that could not be handled before.
+        fresh: New ones, without those of payments that lag behind.
+        upto: The number of the last change that was looked at.
+        parked: Those that are parked from now on, of payments that lag behind.
+        next_at: When the next one is handed out again, or None.
+        is_end: Whether there were no more changes.
+    """
+
+    again: list[FeedEntry]
+    fresh: list[FeedEntry]
+    upto: int
+    parked: list[FeedEntry]
+    next_at: datetime | None
+    is_end: bool
+
+
+@attrs.frozen(kw_only=True)
+class ParkedChange(Data):
+    """Change that a consumer could not handle ten times.
+
+    Attributes:
+        name: The payment's idempotency key, or the id of an unclaimed transaction.
+        number: Its number in the feed.
+        error: The last error, redacted.
+    """
+
+    name: str
+    number: int
+    error: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerState(Data):
+    """Place of a consumer in the feed.
+
+    Attributes:
+        name: Its name.
+        behind: The changes between its place and the end of the feed.
+        lagging: The payments whose changes wait for one that could not be handled yet.
+        parked: The changes that are handed out no more.
+        used_at: When it was last used, to the minute.
+    """
+
+    name: str
+    behind: int
+    lagging: tuple[str, ...] = ()
+    parked: tuple[ParkedChange, ...] = ()
+    used_at: datetime
+
+
+@attrs.frozen
+class ConsumerTable:
+    """Rows of one consumer, inside one transaction of the journal."""
+
+    journal: Journal
+    name: str
+
+    def lock(self, feed: Feed, start: str | None, now: datetime) -> sa.Row[Any]:
+        """Return the consumer's row, locked until the commit; make it at its first use.
+
+        Raises:
+            StoreError: There is no such consumer, and no `start` to make it with.
+        """
+        statement = sa.select(consumers).where(*self._here()).with_for_update()
+        row: sa.Row[Any] | None = self._run(statement).one_or_none()
+        if row is not None:
+            return row
+        if start is None:
+            advice = "at its first use say where it begins, start='oldest' or start='now'"
+            raise StoreError(f"there is no consumer {self.name!r}: {advice}", outcome="not_sent")
+        # Changes are not pruned while this lock is held.
+        lock_row(self.journal.connection, accounts, {"account": self.journal.account})
+        number = 0 if start == "oldest" else feed.last
+        values = {"account": self.journal.account, "name": self.name, "used_at": now, "number": number}
+        self._run(insert_missing(consumers, self.journal.connection.dialect.name), values)
+        made: sa.Row[Any] = self._run(statement).one()
+        return made
+
+    def take(
+        self,
+        feed: Feed,
+        row: sa.Row[Any],
+        now: datetime,
+        *,
+        after: int,
+        limit: int,
+        tried: int | None = None,
+        reader: ChangeReader | None = None,
+    ) -> Delivery:
+        """Hand changes out, new ones after a number.
+
+        The change that another reader has `tried` first, if it is not done, comes again after a pause: its handler may
+        have ended the process.
+        """
+        lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
+        page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
+        upto = page[-1].number if page else after
+        due = [each for each in lagging.values() if each.next_at <= now]
+        again, parked = self._try_again(due, now, upto=upto)
+        fresh = [each for each in page if each.name not in lagging]
+        if after == row.number:
+            fresh = self._without_tried(fresh, tried, now)
+            # Those before the first new one are held back, each with its payment.
+            self._pass(fresh[0].number - 1 if fresh else upto)
+        first = fresh[0].number if fresh else row.tried
+        if first != row.tried or row.used_at < now - _NOTED:
+            self._update(tried=first, used_at=now)
+        next_at = self._run(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
+        return Delivery(
+            again=read_some(self.journal, feed, again, reader=reader),
+            fresh=fresh,
+            upto=upto,
+            parked=read_some(self.journal, feed, parked),
+            next_at=next_at,
+            is_end=len(page) < limit and not feed.has_more,
+        )
+
+    def _without_tried(self, fresh: list[FeedEntry], tried: int | None, now: datetime) -> list[FeedEntry]:
+        """Hold back the first change, and its payment, if another reader has tried it in vain; return the others."""
+        if not fresh or fresh[0].number != tried:
+            return fresh
+        self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
+        return [each for each in fresh if each.name != fresh[0].name]
+
+    def _try_again(self, due: Iterable[Any], now: datetime, *, upto: int) -> tuple[list[int], list[int]]:
+        """Return the numbers of the changes that are handed out again, and of those that are parked."""
+        again, parked = list[int](), list[int]()
+        for each in due:
+            if each.tries < MOST_TRIES:
+                again.append(each.number)
+                self._change(each.number, tries=each.tries + 1, next_at=now + pause(each.tries + 1))
+            else:
+                parked.append(each.number)
+                self._park(each, now, upto=upto)
+        return again, parked
+
+    def done(self, number: int, again: Collection[int], now: datetime, *, upto: int) -> None:
+        """Note that all fresh changes up to a number are handled, or held back, and some that came again."""
+        self._pass(number)
+        for row in self._run(self._retries(retries.c.number.in_(again))).all() if again else ():
+            self._run(retries.delete().where(*self._mine(), retries.c.number == row.number))
+            self._go_on(row, now, upto=upto)
+
+    def close(self) -> None:
+        """Note that the reader has ended by itself, whatever it has left."""
+        self._update(tried=None)
+
+    def failed(self, number: int, now: datetime, error: str, *, upto: int, is_next: bool) -> bool:
+        """Note that a change failed, and hold back its payment; return whether it is parked now.
+
+        Args:
+            number: The change.
+            now: The time.
+            error: The reason.
+            upto: The number of the last change that was looked at.
+            is_next: Whether all changes before it are handled, or held back.
+        """
+        row = self._run(self._retries(retries.c.number == number)).one_or_none()
+        if row is None:
+            self._hold(number, now, error)
+            if is_next:
+                self._pass(number)
+            return False
+        self._change(number, error=error)
+        if row.tries < MOST_TRIES or row.next_at is None:
+            return False
+        self._park(row, now, upto=upto)
+        return True
+
+    def _pass(self, number: int) -> None:
+        self._run(consumers.update().where(*self._here(), consumers.c.number < number).values(number=number))
+
+    def _hold(self, number: int, now: datetime, error: str) -> None:
+        values = {"account": self.journal.account, "consumer": self.name, "number": number, "tries": 1}
+        values |= {"next_at": now + pause(1), "error": error}
+        name = sa.select(changes.c.name).where(changes.c.account == self.journal.account, changes.c.number == number)
+        self._run(retries.insert().values(**values, name=name.scalar_subquery()))
+
+    def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+        self._change(row.number, next_at=None)
+        self._go_on(row, now, upto=upto)
+
+    def _go_on(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+        """Hand out the next change of a payment that lags behind, of those that were passed: up to a number."""
+        columns = changes.c
+        here = (columns.account == self.journal.account, columns.name == row.name)
+        number = self._run(
+            sa.select(sa.func.min(columns.number)).where(*here, columns.number > row.number, columns.number <= upto)
+        ).scalar_one()
+        if number is not None:
+            values = {"account": self.journal.account, "consumer": self.name, "name": row.name}
+            self._run(retries.insert().values(**values, number=number, tries=0, next_at=now))
+
+    def _retries(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(retries).where(*self._mine(), condition)
+
+    def _mine(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return retries.c.account == self.journal.account, retries.c.consumer == self.name
+
+    def _change(self, number: int, **values: Any) -> None:
+        self._run(retries.update().where(*self._mine(), retries.c.number == number).values(**values))
+
+    def _here(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return consumers.c.account == self.journal.account, consumers.c.name == self.name
+
+    def _update(self, **values: Any) -> None:
+        self._run(consumers.update().where(*self._here()).values(**values))
+
+    def _run(self, statement: Any, parameters: Any = None) -> Any:
+        return self.journal.connection.execute(statement, parameters)
+
+
+def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
+    """Return the consumers of an account with their places."""
+    run, here = journal.connection.execute, consumers.c.account == journal.account
+    columns = retries.c
+    held = run(
+        sa.select(columns.consumer, columns.next_at, columns.name, columns.number, columns.error)
+        .where(columns.account == journal.account)
+        .order_by(columns.number)
+    ).all()
+    return [
+        ConsumerState(
+            name=row.name,
+            behind=feed.last - row.number,
+            lagging=tuple(each.name for each in held if each.consumer == row.name and each.next_at is not None),
+            parked=tuple(
+                ParkedChange(name=each.name, number=each.number, error=each.error)
+                for each in held
+                if each.consumer == row.name and each.next_at is None
+            ),
+            used_at=row.used_at,
+        )
+        for row in run(sa.select(consumers).where(here).order_by(consumers.c.name))
+    ]
+
+
+def forget_consumer(journal: Journal, name: str) -> bool:
+    """Delete a consumer and its place; return whether there was one."""
+    journal.connection.execute(retries.delete().where(retries.c.account == journal.account, retries.c.consumer == name))
+    gone = consumers.delete().where(consumers.c.account == journal.account, consumers.c.name == name)
+    return bool(journal.connection.execute(gone).rowcount)
+
+
+def pause(tries: int) -> timedelta:
+    """Return the time until a change is handed out again: 2 s, 4 s, and so on to five minutes."""
+    return min(_LONGEST_PAUSE, timedelta(seconds=2.0**tries))

@@ -1,0 +1,1 @@
+"""Queue of payments, and its dispatcher."""

@@ -1,0 +1,427 @@
+"""Dispatcher of an account's queued payments: it sends them one after the other, behind interactive creates.
+
+Critical section: one process of an account at a time dispatches, under the lease `dispatcher`; another goes on within
+seconds of its death. The lease keeps the pace, not the money safe: each payment is sent by `IdempotentCreates`, which
+only one process can begin.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Self
+
+import anyio
+import anyio.abc
+import attrs
+
+from mobilemoney_async.calls.pipeline import ClaimEndedError, Pipeline
+from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.leases import change_lease, new_holder
+from mobilemoney_async.errors import (
+    APIError,
+    DuplicateSuspected,
+    IdempotencyConflict,
+    InvalidRequest,
+    LimitExceeded,
+    MobileMoneyError,
+    StoreError,
+)
+from mobilemoney_async.events import DispatcherPaused, emit
+from mobilemoney_async.payments.creates.attempts import REFUSED_FOR_ALL
+from mobilemoney_async.payments.creates.creates import IdempotentCreates
+from mobilemoney_async.payments.outbox.outbox import (
+    Counted,
+    Pause,
+    Queued,
+    count_queued,
+    equal_ends,
+    find_pause,
+    next_queued,
+    postpone,
+    save_pause,
+    withdraw_late,
+)
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.values import require_text
+from mobilemoney_async.waiting import task_group
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds: the lease, between two looks at the queue, and between two attempts to get the lease.
+_LEASE, _LOOK, _WAIT = 10.0, 0.5, 2.0
+# The lease of a dispatcher whose process has claimed the account: whoever claims it next ends that.
+_CLAIMED = 60.0
+# Seconds that a payment may keep the next one waiting, as during a listing, and for the answers at the end.
+_PATIENCE, _DRAIN = 10.0, 10.0
+# Payments that are being sent at once at most: answers may take long.
+_IN_FLIGHT = 20
+# How long an equal end counts for the next payment.
+_RECENT = timedelta(days=1)
+# Unknown results in a row after which payments of the type wait: those that are still queued cost nobody a decision.
+_UNKNOWN = 5
+# Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
+_OWN_PAUSE = 30.0
+# Seconds for which no payment of a type is tried after one that could not be sent.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_NAME = "dispatcher"
+
+
+@attrs.frozen
+class _Obstacle:
+    """Reason why no payment of a type can be sent, until a time of the loop's clock, and the length of the pause."""
+
+    reason: str
+    until: float
+    pause: float
+
+
+@attrs.frozen(kw_only=True)
+class DispatcherStats(Data):
+    """State of a dispatcher.
+
+    Attributes:
+        queued: The account's queued payments, as last counted.
+        sent: The payments that this dispatcher has sent, whatever their results.
+        finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
+            another process dispatches.
+        paused: Why nothing is sent, whichever process has paused, or None. After what could not be sent, and unknown
+            results, it goes on by itself; after `pause`, and many equal ends without money moving, when one resumes.
+    """
+
+    queued: int = 0
+    sent: int = 0
+    finishes_at: datetime | None = None
+    paused: str | None = None
+
+
+class Dispatcher(anyio.AsyncContextManagerMixin):
+    """Sender of an account's queued payments: ``async with client.dispatcher(): ...``.
+
+    Any number of processes may run one. Leaving the block waits for the answers to what was sent, ten seconds at most.
+    """
+
+    def __init__(
+        self,
+        store: AccountStore,
+        pipeline: Pipeline,
+        creates: IdempotentCreates,
+        per_minute: float,
+        pause_after: int | None,
+    ) -> None:
+        self._store = store
+        self._pause_after = pause_after
+        self._utcnow = pipeline.utcnow
+        self._on_event = pipeline.on_event
+        self._wire = pipeline.wire
+        self._creates = creates
+        self._interval = 60.0 / per_minute
+        self._claim = pipeline.claim
+        # A claim has one dispatcher at a time: the next one goes on, also where this one could not give the lease back.
+        self._holder = new_holder(None) if pipeline.host is None else Holder(_NAME, pipeline.host)
+        self._lease = _LEASE if self._claim is None else _CLAIMED
+        self._leased_until = -math.inf
+        self._next_at = -math.inf
+        self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}
+        self._changed = anyio.Event()
+        self._queued = self._sent = 0
+        self._latest: datetime | None = None
+        self._pause = Pause()  # as the store has it
+        self._order: Pause | None = None  # of this program, which the store does not have yet
+        self._is_closed = False
+        self._obstacles: dict[TransactionType, _Obstacle] = {}
+        self._unknown = 0
+        self._whose = "" if store.account == "default" else f" of account {store.account!r}"  # for the log
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self._wire.check_open()
+        await self._store.database.open()
+        async with self._wire.in_use(), task_group() as tasks:
+            tasks.start_soon(self._run, tasks)
+            try:
+                yield self
+            finally:
+                self._is_closed = True
+                await shielded(partial(self._end, tasks))
+
+    async def _end(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Wait for the answers to what was sent, and give the lease back."""
+        try:
+            with anyio.move_on_after(_DRAIN):
+                await until_answered(self)
+        finally:
+            for _, scope in self._sending.values():
+                scope.cancel()
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(_LEASE), suppress(StoreError):
+            await self._save_order()
+            await self._hold(None)
+
+    @property
+    def stats(self) -> DispatcherStats:
+        """State of the dispatcher now."""
+        obstacles = [each.reason for each in self._obstacles.values()]
+        paused, finishes_at = self._paused or next(iter(obstacles), None), None
+        if paused is None and self._pause.until is not None and self._utcnow() < self._pause.until:
+            paused = self._pause.reason  # another process could not send
+        if paused is None and self._leased_until > anyio.current_time():
+            now = self._utcnow()
+            finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
+        return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=paused)
+
+    def pause(self, reason: str = "the program has paused it") -> None:
+        """Send nothing from now on, in any process of the account, until `resume`; what is being sent goes on."""
+        self._order = Pause(require_text("reason", reason))
+        self._stir()
+
+    def resume(self) -> None:
+        """Go on after `pause`, or after a dispatcher has paused by itself, in this process or another one."""
+        self._order, self._unknown, self._next_at = Pause(resumed_at=self._utcnow()), 0, -math.inf
+        self._obstacles.clear()
+        self._stir()
+
+    @property
+    def _paused(self) -> str | None:
+        """Why nothing is sent until `resume`."""
+        if self._is_closed:
+            return "the dispatcher is closed"
+        pause = self._pause if self._order is None else self._order
+        return pause.reason if pause.lasts else None
+
+    async def _save_order(self) -> None:
+        """Let the store have what the program has ordered last."""
+        if (order := self._order) is not None:
+            await self._store.write(lambda journal: save_pause(journal, order), share_key="")
+            self._pause = order
+            if self._order is order:
+                self._order = None
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher: {self._queued} queued, {self._sent} sent>"
+
+    async def _run(self, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            changed = self._changed
+            try:
+                pause = await self._step(tasks)
+            except StoreError as exc:
+                warn_of_store("the dispatcher waits for the store", exc)
+                pause = _FIRST_PAUSE
+            with anyio.move_on_after(pause):
+                await changed.wait()
+
+    async def _step(self, tasks: anyio.abc.TaskGroup) -> float:
+        """Send the next payment if it is time, and return the seconds until the next step."""
+        if self._claim is not None:
+            self._claim.require()
+        await self._save_order()
+        if self._paused is not None or not await self._is_holder():
+            await self._look(())
+            return _LOOK if self._order is not None else _WAIT
+        now = anyio.current_time()
+        if now < self._next_at or len(self._sending) >= (1 if self._unknown >= _UNKNOWN else _IN_FLIGHT):
+            return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
+        types = [each for each in TransactionType if not self._is_blocked(each, now)]
+        found = await self._look(types)
+        if found is None or self._paused is not None:
+            return _LOOK if types else min([_WAIT, *(each.until - now for each in self._obstacles.values())])
+        await self._begin(tasks, *found)
+        self._next_at = now + self._interval
+        return 0.0
+
+    async def _look(self, types: Collection[TransactionType]) -> Queued | None:
+        """Count what is queued, take out what is late, and return the payment of some types to send next."""
+        at = self._utcnow()
+        # One of a kind that is being sent would only wait for it.
+        kinds = [(str(each.type), each.phone_number, f"{each.amount:f}") for each, _ in self._sending.values()]
+
+        def look(journal: Journal) -> tuple[Counted, Pause, Queued | None, str | None]:
+            counted, pause, found, ends = count_queued(journal), find_pause(journal), None, None
+            if counted[0] and types and not pause.lasts:
+                found = next_queued(journal, at, types=types, kinds=kinds)
+            if found is not None and self._pause_after is not None:
+                since = max(at - _RECENT, pause.resumed_at or at - _RECENT)
+                ends = equal_ends(journal, found[0].type, self._pause_after, since=since)
+            return counted, pause, found, ends
+
+        (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, share_key=_NAME)
+        if self._order is None:  # else the program has decided meanwhile
+            self._take(pause, ends)
+        if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
+            _warn_late(await self._store.decide(withdraw_late, self._utcnow))
+        return found
+
+    def _take(self, pause: Pause, ends: str | None) -> None:
+        """Obey the pause of the store; where the last payments have ended alike, pause, loudly."""
+        if pause.lasts and not self._pause.lasts:
+            logger.warning("the dispatcher%s is paused: %s", self._whose, pause.reason)
+        self._pause = pause
+        if ends is not None:
+            self.pause(f"{ends}; no money moved")
+            emit(self._on_event, DispatcherPaused(reason=self._paused or ends))
+            said = "the dispatcher%s has paused: %s; call resume() once the reason is gone"
+            logger.error(said, self._whose, self._paused)
+
+    def _is_blocked(self, kind: TransactionType, now: float) -> bool:
+        return kind in self._obstacles and now < self._obstacles[kind].until
+
+    async def _is_holder(self) -> bool:
+        """Return whether this process dispatches; renew the lease halfway."""
+        if anyio.current_time() > self._leased_until - self._lease / 2:
+            began = anyio.current_time()
+            self._leased_until = began + self._lease if await self._hold(self._lease) else -math.inf
+        return self._leased_until > anyio.current_time()
+
+    async def _hold(self, ttl: float | None) -> bool:
+        account = self._store.account
+        held, _ = await self._store.database.timed(
+            lambda connection, clock: change_lease(connection, account, _NAME, by=self._holder, ttl=ttl, clock=clock),
+            share_key=(account, _NAME),
+        )
+        return held
+
+    async def _begin(self, tasks: anyio.abc.TaskGroup, record: PaymentRecord, extra: str | None) -> None:
+        """Begin to send a payment, and return once the rate limit has granted it: one of ours waits at a time."""
+        granted, scope = anyio.Event(), anyio.CancelScope()
+        self._sending[record.key] = record, scope
+        tasks.start_soon(self._send, record, extra, granted, scope)
+        # One that was refused, perhaps not for certain, may need a listing first.
+        with anyio.move_on_after(None if record.is_certain else _PATIENCE):
+            await granted.wait()
+
+    async def _send(
+        self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
+    ) -> None:
+        def sending() -> None:
+            # From here on a cancellation of the program would leave an unknown result: the answer is waited for.
+            scope.shield = True
+            granted.set()
+
+        try:
+            is_collection = record.type == TransactionType.COLLECTION
+            body = {"phone_number": record.phone_number, "amount": f"{record.amount:f}"}
+            body |= {} if extra is None else json.loads(extra)
+            endpoint = CREATE_COLLECTION if is_collection else CREATE_DISBURSEMENT
+            with scope:
+                await self._creates.create(
+                    endpoint, body, idempotency_key=record.key, on_sending=sending, from_queue=True
+                )
+            if scope.cancelled_caught:
+                return
+            self._sent += 1
+            self._unknown = 0
+            await self._unblock(record.type)
+        except MobileMoneyError as exc:
+            await self._failed(record, exc)
+        finally:
+            del self._sending[record.key]
+            granted.set()
+            self._stir()
+
+    async def _failed(self, record: PaymentRecord, error: MobileMoneyError) -> None:
+        if error.outcome == "unknown":
+            self._sent += 1
+            self._unknown += 1
+            logger.warning("queued payment %r%s has an unknown result: %s", record.key, self._whose, error)
+            if self._unknown >= _UNKNOWN:
+                self._block(record.type, f"{self._unknown} results in a row are unknown: {error}")
+                await self._show()
+        elif isinstance(error, APIError) and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL)):
+            self._sent += 1
+            self._unknown = 0
+            logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
+            await self._unblock(record.type)
+        elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
+            await self._put_off(record, error)
+
+    async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
+        """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
+        is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
+        pause = _OWN_PAUSE
+        if isinstance(error, LimitExceeded):
+            is_own, pause = is_own or error.limit != "per_day", _LONGEST_PAUSE
+        elif not is_own:
+            pause += self._next_pause(record.type)
+
+        def put_off(journal: Journal, at: datetime) -> tuple[list[str], PaymentRecord | None]:
+            late = withdraw_late(journal, at)
+            # Later than the others of its type: if the reason is its own after all, it is not in their way.
+            return late, postpone(journal, record.key, reason=str(error), until=at + timedelta(seconds=pause))
+
+        try:
+            late, waiting = await self._store.decide(put_off, self._utcnow)
+            is_written = True
+            _warn_late(late)
+            if waiting is not None:
+                logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
+            else:
+                return  # it was taken out of the queue, or sent by someone else
+        except StoreError:
+            is_own = is_written = False
+        if not is_own:
+            self._block(record.type, error)
+            if is_written:
+                await self._show()
+
+    def _next_pause(self, kind: TransactionType) -> float:
+        known = self._obstacles.get(kind)
+        return _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
+
+    def _block(self, kind: TransactionType, reason: MobileMoneyError | str) -> None:
+        """Send none of a type for a while; of several that were on their way, the first begins the pause."""
+        now, is_first = anyio.current_time(), kind not in self._obstacles
+        if self._is_blocked(kind, now):
+            return
+        pause = self._next_pause(kind)
+        self._obstacles[kind] = _Obstacle(str(reason), now + pause, pause)
+        if isinstance(reason, StoreError):
+            warn_of_store(f"no {kind} can be sent", reason)
+        else:
+            said = "no %s%s can be sent, the dispatcher pauses for %.0f s: %s"
+            logger.warning(said, kind, self._whose, pause, reason)
+        if is_first:
+            emit(self._on_event, DispatcherPaused(reason=str(reason)))
+
+    async def _unblock(self, kind: TransactionType) -> None:
+        if self._obstacles.pop(kind, None) is not None:
+            await self._show()
+
+    async def _show(self) -> None:
+        """Let other processes show why nothing is sent for a while."""
+        pause, now = Pause(), anyio.current_time()
+        for each in self._obstacles.values():
+            pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
+        try:
+            await self._store.write(lambda journal: save_pause(journal, pause), share_key="")
+            self._pause = self._pause if self._pause.lasts else pause
+        except StoreError as exc:
+            warn_of_store("other dispatchers do not show this one's pause", exc)
+
+    def _stir(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def until_answered(dispatcher: Dispatcher) -> None:
+    """Wait until a dispatcher is sending nothing."""
+    while dispatcher._sending:
+        changed = dispatcher._changed
+        await changed.wait()
+
+
+def _warn_late(keys: Sequence[str]) -> None:
+    if keys:
+        logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))

@@ -1,0 +1,404 @@
+"""Outbox: payments that are recorded in the merchant's own transaction, and sent later by a dispatcher.
+
+Critical section: `enqueue` inserts one row into each of three tables, reads nothing else, and locks nothing but the
+payment's own row, which is new unless the key was used. So on PostgreSQL the merchant's transaction may stay open for
+minutes, while all other payments go on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Container, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.codec import Fields, encode
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
+from mobilemoney_async.database.schema import (
+    FOUND_VERSION,
+    accounts,
+    history,
+    insert_missing,
+    lock_row,
+    payments,
+    require_known,
+)
+from mobilemoney_async.database.serialization import load, shorten
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.creates.creates import payment_request
+from mobilemoney_async.payments.records.account_state import STATE, require_active
+from mobilemoney_async.payments.records.account_status import describe
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.record import (
+    PaymentEvent,
+    PaymentRecord,
+    PaymentRequest,
+    PaymentState,
+    Source,
+    move,
+)
+from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
+from mobilemoney_async.resources.creates import create_body
+from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
+
+_MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
+# Payments that were sent last, among which those are looked for that have ended.
+_MOST_LATEST = 500
+
+_columns = payments.c
+_IS_QUEUED = sa.text("state = 'QUEUED'")
+_FIRST_ENTRY = history.insert().inline()
+
+Queued = tuple[PaymentRecord, str | None]
+"""Payment in the queue, and its extra fields as JSON."""
+
+Counted = tuple[int, datetime | None, datetime | None]
+"""Number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
+
+
+@attrs.frozen(kw_only=True)
+class QueueOptions:
+    """Options of a queued payment.
+
+    Attributes:
+        extra: The extra fields of its request, as JSON, or None.
+        not_before: The time before which it is not sent, or None.
+        not_after: The time from which it is not sent any more, or None.
+        priority: Higher ones are sent first.
+        batch: The batch that it is a line of, or None.
+        line: The line, from 1, or None.
+        previous_key: The payment that it is made in place of, as the retry of a batch, or None.
+    """
+
+    extra: str | None = None
+    not_before: datetime | None = None
+    not_after: datetime | None = None
+    priority: int = 0
+    batch: str | None = None
+    line: int | None = None
+    previous_key: str | None = None
+
+
+def read_order(
+    *,
+    type: object,
+    phone_number: str,
+    amount: int | Decimal | str,
+    idempotency_key: str,
+    extra: Mapping[str, Any] | Fields | None,
+    not_before: datetime | timedelta | None,
+    not_after: datetime | timedelta | None,
+    priority: int,
+    now: datetime,
+) -> tuple[PaymentRequest, QueueOptions]:
+    """Return the payment that the arguments of an `enqueue` ask for.
+
+    Raises:
+        InvalidRequest: An argument is invalid.
+    """
+    number, amount = hide(phone_number), hide_text(amount)
+    fields = None if extra is None else Fields.of(extra)
+    del phone_number, extra
+    key = require_key("idempotency_key", idempotency_key)
+    kind = require_type(type)
+    begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
+    place = require_integer("priority", priority, -_MOST_PRIORITY)
+    if place > _MOST_PRIORITY:
+        raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
+    body = create_body(number, amount, fields)
+    text = None if fields is None or not fields.reveal() else HiddenText(encode("extra", fields).decode())
+    return payment_request(kind, body, key), QueueOptions(extra=text, not_before=begin, not_after=end, priority=place)
+
+
+def _read_time(argument: str, value: datetime | timedelta | None, now: datetime) -> datetime | None:
+    if isinstance(value, timedelta):
+        try:
+            return now + value
+        except OverflowError:
+            raise refuse(argument, "less than some thousand years from now") from None
+    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
+        raise refuse(argument, "an aware datetime, or a timedelta from now", value)
+    return value
+
+
+def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at: datetime) -> PaymentRecord:
+    """Record a payment that is to be sent, and return it; return the payment of the key if there is one.
+
+    One that never reached the service, or was refused, is queued again.
+
+    Raises:
+        IdempotencyConflict: The key was used for another payment.
+        AccountSuspended: The account begins no payment now.
+        StoreError: Another release has changed the tables since this process began.
+    """
+    made = journal.connection.execute(
+        _insertion(journal.connection.dialect.name),
+        {**_row(journal.account, request, options, at), "of_account": journal.account},
+    ).one_or_none()
+    if made is not None:
+        require_known(made.version)
+        require_active(journal.connection, journal.account, made.account_state)
+        _announce(journal, [request.key], at)
+        return to_record(made)
+    record, _ = journal.look_up(request)
+    if record is not None and move(record.state, PaymentEvent.ENQUEUE) is not None:
+        record = journal.find(record.key, lock=True)
+    assert record is not None  # rows are never deleted
+    if move(record.state, PaymentEvent.ENQUEUE) is None:
+        return record
+    _require_active(journal)
+    journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
+    # Whatever asks for it again, a payment stays the one that a retry has made in place of another.
+    again = attrs.asdict(options, filter=lambda field, _: field.name != "previous_key")
+    return to_record(journal.update(record.key, {"phone_number": request.phone_number, **again}))
+
+
+@functools.cache
+def _insertion(dialect: str) -> Any:
+    """Return the statement that makes a row, and gives it and the version of the tables, unless its key was used."""
+    others = (column for column in _columns if not column.primary_key)
+    return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"), STATE)
+
+
+def _require_active(journal: Journal) -> None:
+    state = journal.connection.execute(sa.select(STATE), {"of_account": journal.account}).scalar_one()
+    require_active(journal.connection, journal.account, state)
+
+
+def enqueue_all(
+    journal: Journal, orders: Sequence[tuple[PaymentRequest, QueueOptions]], at: datetime, *, used: Container[str]
+) -> None:
+    """Record thousands of payments that are to be sent, in a few statements; see `enqueue`.
+
+    Payments are listed and sent by their times, and those of one time by their keys as text: so each is a microsecond
+    after the one before it.
+
+    There are payments under the keys that were `used`. Another that is used at this very moment ends the whole
+    transaction: nothing is queued.
+    """
+    _require_active(journal)
+    new_ones = [order for order in orders if order[0].key not in used]
+    times = (at + timedelta(microseconds=number) for number in range(len(new_ones)))
+    for some in chunks(new_ones):
+        new = [_row(journal.account, *order, next(times)) for order in some]
+        journal.connection.execute(payments.insert(), new)
+        _announce(journal, [row["key"] for row in new], at)
+    for request, options in orders:
+        if request.key in used:
+            enqueue(journal, request, options, at)
+
+
+def _announce(journal: Journal, keys: Sequence[str], at: datetime) -> None:
+    """Begin the history of new payments, and add their first changes to the feed.
+
+    It reads nothing, unlike `Journal.record`: that could end a merchant's transaction that is serializable.
+    """
+    said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
+    first = {"account": journal.account, "number": 1, "at": at, **said}
+    entries: Any = [{**first, "key": key} for key in keys]
+    journal.connection.execute(_FIRST_ENTRY, entries if len(entries) > 1 else entries[0])
+    journal.publish_new(keys, PaymentState.QUEUED, at=at)
+
+
+def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:
+    return {
+        **request_columns(account, request),
+        "state": str(PaymentState.QUEUED),
+        "attempt": 0,
+        "is_adopted": False,
+        "stops_kind": False,
+        "walks": 0,
+        "created_at": at,
+        "changed_at": at,
+        **attrs.asdict(options),
+    }
+
+
+def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> PaymentRecord | None:
+    """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None."""
+    record = journal.find(key, lock=True)
+    if record is None or record.state is not PaymentState.QUEUED:
+        return None
+    # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
+    is_known = record.looked_at is not None and record.cause is not None
+    waits = {} if is_known else reason_columns(Reason(PaymentCause.WAITS, reason))
+    return to_record(journal.update(key, {"not_before": until, **waits}))
+
+
+def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
+    """Let payments that are still queued wait until a time."""
+    for some in chunks(keys):
+        here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED)
+        journal.connection.execute(payments.update().where(*here).values(not_before=until))
+
+
+def cancel(
+    journal: Journal, key: str, *, note: str, at: datetime, event: PaymentEvent = PaymentEvent.CANCEL
+) -> PaymentRecord | StoreError:
+    """Take a payment out of the queue as `cancel_batch` does, and return it as it is now, or the error to raise.
+
+    After `PaymentEvent.WITHDRAW` instead, its key may be used again.
+    """
+    record = journal.find(key, lock=True)
+    if record is None:
+        return StoreError(f"there is no payment {key!r}", outcome="not_sent")
+    if record.state is not PaymentState.QUEUED:
+        return StoreError(f"payment {key!r} is {record.state}, not queued: nothing was changed", outcome="not_sent")
+    _take_out(journal, _columns.key == key, event, source=Source.PERSON, note=note, at=at)
+    cancelled = journal.find(key)
+    assert cancelled is not None
+    return cancelled
+
+
+def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> None:
+    """Take the payments of a batch out of the queue, in a few statements.
+
+    One that was refused before without a code of the contract may exist: it is refused, as far as is known, again. One
+    that was tried in vain, and provably not sent, is cancelled as if it never had been.
+    """
+    _take_out(journal, _columns.batch == batch, PaymentEvent.CANCEL, source=Source.PERSON, note=note, at=at)
+
+
+def withdraw_late(journal: Journal, at: datetime) -> list[str]:
+    """Take payments out of the queue whose `not_after` has passed, as `cancel` does, and return their keys.
+
+    At most a thousand, and none whose row another process changes right now, which may be sending it.
+    """
+    here = (_columns.account == journal.account, _IS_QUEUED, _columns.not_after <= at)
+    late = sa.select(_columns.key).where(*here).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
+    keys = list(journal.connection.execute(late).scalars())
+    note = "it was not sent before its not_after"
+    _take_out(journal, _columns.key.in_(keys), PaymentEvent.WITHDRAW, source=Source.CALLER, note=note, at=at)
+    return keys
+
+
+def _take_out(
+    journal: Journal, which: sa.ColumnElement[bool], event: PaymentEvent, *, source: Source, note: str, at: datetime
+) -> None:
+    queued, target = (_columns.account == journal.account, which, _IS_QUEUED), move(PaymentState.QUEUED, event)
+    assert target is not None
+    for state, is_doubtful in ((PaymentState.REFUSED, True), (target, False)):
+        doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
+        values = {"state": str(state), "changed_at": at, "next_look_at": None, **reason_columns(None)}
+        stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
+        keys = list(journal.connection.execute(stopped).scalars())
+        if keys:
+            journal.record_all(keys, event, state, source=source, detail=note, at=at)
+
+
+@functools.cache
+def _next(has_kinds: bool) -> sa.Select[Any]:
+    now = sa.bindparam("now", type_=_columns.not_before.type)
+    is_due = sa.and_(
+        sa.or_(_columns.not_before.is_(None), _columns.not_before <= now),
+        sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
+    )
+    types = _columns.type.in_([sa.bindparam("first"), sa.bindparam("last")])
+    found = sa.select(payments).where(_columns.account == sa.bindparam("of_account"), _IS_QUEUED, types, is_due)
+    if has_kinds:
+        kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
+        found = found.where(kind.not_in(sa.bindparam("kinds", expanding=True)))
+    return found.order_by(_columns.priority.desc(), _columns.created_at, _columns.key).limit(1)
+
+
+def next_queued(
+    journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
+) -> Queued | None:
+    """Return the payment to send next, with its extra fields: by priority, then age.
+
+    Of some types, and not of one of the kinds: type, phone number and amount.
+    """
+    values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
+    row = journal.connection.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
+    return None if row is None else (to_record(row), row.extra)
+
+
+@attrs.frozen
+class Pause:
+    """Pause of an account's dispatchers.
+
+    Attributes:
+        reason: The reason; None if there is no pause.
+        until: The end of one that ends by itself; others end when someone resumes.
+        resumed_at: The time at which someone did so last.
+    """
+
+    reason: str | None = None
+    until: datetime | None = None
+    resumed_at: datetime | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether nothing is sent until someone resumes."""
+        return self.reason is not None and self.until is None
+
+
+def find_pause(journal: Journal) -> Pause:
+    """Return the pause of the account's dispatchers."""
+    columns = accounts.c
+    row = journal.connection.execute(
+        sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
+            columns.account == journal.account
+        )
+    ).one_or_none()
+    if row is None:
+        return Pause()
+    if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
+        return Pause(f"the account is {describe(row.state, row.state_note)}", resumed_at=row.resumed_at)
+    return Pause(row.paused, row.paused_until, row.resumed_at)
+
+
+def save_pause(journal: Journal, pause: Pause) -> None:
+    """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
+    lock_row(journal.connection, accounts, {"account": journal.account})
+    values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
+    change = accounts.update().where(accounts.c.account == journal.account)
+    if pause.resumed_at is not None:
+        values["resumed_at"] = pause.resumed_at
+    elif not pause.lasts:
+        change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
+    journal.connection.execute(change.values(values))
+
+
+def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:
+    """Return how the last payments of a type ended, so many, if all did alike and no money moved; else None.
+
+    Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
+    """
+    run = journal.connection.execute
+    here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
+    named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
+    latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
+    ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
+    of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
+    rows = run(of_type.where(ended).limit(count)).all()
+    if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
+        return None
+    (key, state, status), keys = (rows[0].key, rows[0].state, rows[0].status), [row.key for row in rows]
+    if status == TransactionStatus.SUCCESS:
+        return None
+    shown = sa.select(_columns.transaction, _columns.error).where(_columns.account == journal.account)
+    if state == PaymentState.REFUSED:
+        accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
+        if run(of_type.where(*accepted).limit(1)).first() is not None:
+            return None
+        return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
+    found = run(shown.where(_columns.key.in_(keys)))
+    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
+    said = ": ".join(filter(None, [status, *reasons]))
+    return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
+
+
+def count_queued(journal: Journal) -> Counted:
+    """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
+    figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
+    here = (_columns.account == journal.account, _IS_QUEUED)
+    count, latest, earliest = journal.connection.execute(figures.select_from(payments).where(*here)).one()
+    return count, latest, earliest

@@ -1,0 +1,1 @@
+"""Whose is this transaction? Matching, evidence, unmatched transactions, comparison after a restore."""

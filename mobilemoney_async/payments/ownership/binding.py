@@ -1,0 +1,319 @@
+"""Binding of an account to its merchant, by the host of the base URL and the credentials that know its transactions.
+
+Others may be another merchant's, or a sandbox's: nothing is sent with them, and nothing is concluded from their list.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.tokens import NamedSource
+from mobilemoney_async.contract.comparison import NumberForm
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION
+from mobilemoney_async.database.engine import timeline
+from mobilemoney_async.database.schema import accounts, lives, lock_row, payments
+from mobilemoney_async.database.threads import run_in_thread
+from mobilemoney_async.errors import (
+    InvalidCredentials,
+    InvalidToken,
+    InvalidTransactionId,
+    MobileMoneyError,
+    StoreError,
+    TokenExpired,
+    TransactionNotFound,
+)
+from mobilemoney_async.events import AccountMismatch, emit
+from mobilemoney_async.payments.ownership.comparison import AccountFacts, why_compare
+from mobilemoney_async.payments.ownership.lives import go_on, is_worth_a_write
+from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import CONFLICTS, Journal
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
+from mobilemoney_async.payments.records.rows import to_record
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Credentials that an account remembers.
+_MOST_CREDENTIALS = 20
+_LOCAL = "localhost"
+# Seconds after which a difference is reported again.
+_SAY_AGAIN = 60.0
+
+
+_here = payments.c.account == sa.bindparam("of_account")
+NEWEST: sa.Select[Any] = (
+    sa.select(payments.c.sent_at).where(_here, payments.c.sent_at.is_not(None)).order_by(payments.c.sent_at.desc())
+)
+"""Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
+_FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
+_one = sa.select(sa.literal(1).label("one")).subquery()
+_life = sa.select(lives).where(lives.c.account == sa.bindparam("of_account"))
+_LIFE = [
+    _life.with_only_columns(lives.c[column]).order_by(lives.c.began_at.desc()).limit(1).scalar_subquery().label(name)
+    for name, column in {"life_began_at": "began_at", "life_until": "until"}.items()
+]
+_FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_LIFE, *_FIELDS).select_from(
+    _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
+)
+_FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
+
+
+class ForeignError(Exception):
+    """Difference of the account from this client: another host, or a transaction that the service does not know so."""
+
+
+@attrs.define(eq=False)
+class Memory:
+    """Memory of a client and of those that its `with_options` makes, perhaps one for each call.
+
+    Attributes:
+        credentials: The name of the client's credentials, once known.
+        is_bound: Whether the account was bound to them when it was last looked at.
+        admitted: The name of the credentials that may pay.
+        said: The differences that were reported, with the latest time on the loop's clock.
+        foreign: The name of credentials that are another merchant's, and the difference.
+        unreadable_until: The time before which the list is not asked for again, on the loop's clock.
+        obstacle: The reason for that.
+    """
+
+    credentials: str | None = None
+    is_bound: bool = False
+    admitted: str | None = None
+    said: dict[str, float] = attrs.field(factory=dict)
+    foreign: tuple[str, str] | None = None
+    unreadable_until: float = -math.inf
+    obstacle: str = ""
+
+
+class Binding:
+    """Binding of one client's account to its merchant."""
+
+    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory) -> None:
+        self._store = store
+        # Looked up once: Python before 3.12 takes longer for it than for the rest of a check.
+        self._named = pipeline.tokens if isinstance(pipeline.tokens, NamedSource) else None
+        self.has_vault: bool = self._named is not None and self._named.is_vault
+        # Its own calls are what credentials are admitted by.
+        self._pipeline = attrs.evolve(pipeline, admission=None) if self.has_vault else pipeline
+        self._host = _host(pipeline.wire.base_url)
+        self._memory = memory
+
+    async def read(self) -> AccountFacts:
+        """Return the facts about the account."""
+        newest, values = self._store.newest, {"of_account": self._store.account}
+        return await self._store.read(lambda journal: self._look(journal, _FACTS, values, newest)[0], share_key="")
+
+    def look_with_conflicts(
+        self, journal: Journal, request: PaymentRequest, remembered: datetime | None
+    ) -> tuple[AccountFacts, bool]:
+        """Return the facts, and whether a payment has the same key or may be a duplicate, by one statement.
+
+        Most creates need no other one. `remembered` is the store's `newest` from before the transaction.
+        """
+        return self._look(journal, _FACTS_AND_CONFLICTS, journal.kind(request), remembered)
+
+    def _look(
+        self, journal: Journal, statement: sa.Select[Any], values: Mapping[str, str], remembered: datetime | None
+    ) -> tuple[AccountFacts, bool]:
+        # `remembered` is from before the first statement of the transaction: SQLite shows what was committed by then,
+        # and a payment that is noted later would seem to be lost.
+        row = dict(journal.connection.execute(statement, values).mappings().one())
+        has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
+        if row["newest"] is not None:
+            self._store.note_newest(row["newest"])
+        facts = AccountFacts(
+            remembered=remembered,
+            timeline_now=timeline(journal.connection),
+            **row,
+        )
+        return facts, has_conflicts
+
+    async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> None:
+        """Raise `StoreError` if the account is not that of this client's host and credentials.
+
+        Credentials that are new to the account have to look up one of its transactions first. If that fails, not
+        because there is none, they are not used either, unless `is_lenient`.
+        """
+        if facts is None:
+            facts = await self.read()
+        name = await self._name_credentials()
+        if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
+            await self.save(host=self._host, credentials=name, merchant_id=None)
+        elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
+            await self._bind(facts, name, is_lenient=is_lenient)
+        self._memory.admitted = name
+
+    def is_current(self) -> bool:
+        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
+        return self._named is None or None is not self._named.name == self._memory.admitted
+
+    async def admit(self) -> None:
+        """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
+        facts = await self.read()
+        if facts.newest is None:
+            self._memory.admitted = await self._name_credentials()  # the first payment binds the account
+        else:
+            await self.require_bound(facts)
+
+    async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
+        """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
+        if facts.host not in {None, self._host}:
+            foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
+            raise self._foreign(foreign) from foreign
+        try:
+            async with self._store.locks.hold(("credentials",)):
+                if self.has_vault and self._memory.foreign is not None and self._memory.foreign[0] == name:
+                    raise ForeignError(self._memory.foreign[1])  # nothing is asked with them again
+                merchant_id = await self.look_up_own(facts)
+        except ForeignError as exc:
+            self._memory.foreign = name, str(exc)
+            if self._named is not None:
+                self._named.doubt()
+            raise self._foreign(exc) from exc
+        except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
+            raise  # the payment would be refused, too
+        except MobileMoneyError as exc:
+            if is_lenient:
+                return
+            raise wait(
+                f"was never used with these credentials, which could not be checked: {exc} (if they are of the same "
+                "merchant, mobilemoney payments rebind accepts them)"
+            ) from exc
+        if name != await self._name_credentials():  # the secret was replaced in between: is that one the merchant's?
+            await self.require_bound(is_lenient=is_lenient)
+        elif merchant_id is not None:
+            known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
+            await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
+            self._memory.is_bound = True
+
+    async def require_not_foreign(self) -> None:
+        """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
+        try:
+            await self.require_bound(is_lenient=True)
+        except Exception as exc:
+            if isinstance(exc.__cause__, ForeignError):
+                raise
+
+    def is_known(self, host: str | None, credentials: str | None) -> bool:
+        """Return whether the columns of an account name this client's host and credentials."""
+        names, memory = (credentials or "").split(), self._memory
+        if self._named is not None and self._named.name != memory.credentials:
+            memory.credentials, memory.is_bound = self._named.name, False
+        # A full list may have dropped the name, once it was known.
+        is_known = memory.credentials in names or (memory.is_bound and len(names) == _MOST_CREDENTIALS)
+        memory.is_bound = host == self._host and is_known
+        return memory.is_bound
+
+    async def rebind(self, note: str) -> None:
+        """Bind the account to this client's host and credentials."""
+        await self._store.database.open()
+        name = await self._name_credentials()
+        await self.save(host=self._host, credentials=name, merchant_id=None, note=note)
+
+    async def keep_contact(self, facts: AccountFacts | None = None) -> None:
+        """Write at most once a minute that the store's life goes on; not while it is to be compared."""
+        facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
+        if why_compare(facts, now) is None and is_worth_a_write(facts, now):
+            await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), share_key="")
+
+    async def save(self, **values: Any) -> None:
+        """Change the account's row."""
+
+        def save(journal: Journal) -> None:
+            lock_row(journal.connection, accounts, {"account": journal.account})
+            journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(values))
+
+        await self._store.write(save, share_key="")
+
+    async def _name_credentials(self) -> str:
+        if self._named is not None:
+            return await self._named.name_credentials()
+        cipher, name = self._store.cipher, self._memory.credentials
+        if name is None:
+            # Issued tokens; those of one source of your own count as the same credentials.
+            token = await self._pipeline.token()
+            name = await run_in_thread(lambda: cipher.name_token(token))
+        self._memory.credentials = name
+        return name
+
+    async def look_up_own(self, facts: AccountFacts) -> str | None:
+        """Look up a transaction that was acknowledged to us: the newest one that is not of just now.
+
+        Returns:
+            Its merchant, empty if it shows none; None if the store knows no such transaction.
+
+        Raises:
+            ForeignError: The service does not know it, or it is another payment: this is another merchant.
+            MobileMoneyError: It could not be looked up.
+        """
+        settled_at = self._pipeline.utcnow() - timedelta(seconds=self._store.grace)
+        record = await self._store.read(lambda journal: _find_own(journal, settled_at))
+        if record is None or record.transaction_id is None:
+            return None
+        try:
+            answer = await self._pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": record.transaction_id})
+        except (TransactionNotFound, InvalidTransactionId) as exc:
+            raise ForeignError(f"has transaction {record.transaction_id}, which the service does not know") from exc
+        found = answer.transaction
+        fit = match(query_for(record), found, Spellings(forms=frozenset(NumberForm)))
+        is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
+        if fit is Match.NONE or is_other:
+            raise ForeignError(f"has transaction {record.transaction_id}, which is another one at the service")
+        return found.merchant_id or ""
+
+    def _foreign(self, difference: ForeignError) -> StoreError:
+        """Return the error for a host or credentials of another merchant, and report them once a minute."""
+        reason, now = str(difference), anyio.current_time()
+        said = f"account {self._store.account!r} of the store {reason}"
+        if now >= self._memory.said.get(said, -math.inf) + _SAY_AGAIN:
+            self._memory.said[said] = now
+            emit(self._pipeline.on_event, AccountMismatch(account=self._store.account, reason=reason))
+            logger.warning("%s: nothing is sent and nothing is concluded with these credentials", said)
+        advice = (
+            "use a store or an account of their own (a new one for a sandbox that was started again), or, if it is the "
+            "same merchant, mobilemoney payments rebind; nothing was sent"
+        )
+        return StoreError(f"{said}: these may be the credentials of another merchant; {advice}", outcome="not_sent")
+
+
+def wait(reason: str) -> StoreError:
+    """Return the error for a payment that has to wait, for a reason about the store."""
+    return StoreError(f"the store {reason}; nothing was sent", outcome="not_sent")
+
+
+def service_address(base_url: str) -> str:
+    """Return scheme, host and version prefix of a base URL, and its port, which does not count on loopback."""
+    parts, host = urlsplit(base_url), _host(base_url)
+    port = parts.port if host != _LOCAL and parts.port not in {None, 443} else None
+    return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
+
+
+def _host(base_url: str) -> str:
+    """Return the host of a base URL; one name for all of loopback and the reserved domain of tests."""
+    host = urlsplit(base_url).hostname or ""
+    is_local = host in {_LOCAL, "::1"} or host.startswith("127.") or host.endswith((".localhost", ".test"))
+    return _LOCAL if is_local else host
+
+
+def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
+    """Return the newest payment with a transaction that was acknowledged to us, until a time if there is one."""
+    columns = payments.c
+    statement = sa.select(payments).where(
+        columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)
+    )
+    newest = statement.where(columns.sent_at.is_not(None)).order_by(columns.sent_at.desc()).limit(1)
+    for each in (newest.where(columns.sent_at <= settled_at), newest):
+        row = journal.connection.execute(each).one_or_none()
+        if row is not None:
+            return to_record(row)
+    return None

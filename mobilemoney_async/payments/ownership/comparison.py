@@ -1,0 +1,266 @@
+"""Comparison of a store with its service: has it forgotten payments, as a restored backup has? Pure.
+
+Such a store would make them again under the same keys. Three things show it:
+
+- The store itself went backwards: it lacks a payment that this process has made, PostgreSQL has another timeline, or an
+  operator says so.
+- A *life* begins. A store keeps its lives: the times in which its processes have written without a pause of five
+  minutes. A backup brings back only the lives before it, so the first payment of a life is compared with the list.
+- The list: rows since the store's newest payment that no payment owns, other than answers that were lost.
+
+What the service made inside a life, and no payment owns, is another system's: the store was there and did not make it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+import attrs
+
+from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, Spellings, is_within, match
+
+CONTACT: timedelta = timedelta(minutes=5)
+"""The longest pause inside a life."""
+
+CLOCKS: timedelta = timedelta(minutes=10)
+"""What the clocks of the service and of our processes may have been set by."""
+
+
+class ComparisonReason(enum.Enum):
+    """Reason to compare a store with its service before it sends a payment."""
+
+    BACKWARDS = "the store has lost payments that this process knows of"
+    MOVED = "the database was recovered, or another server has taken over"
+    DUE = "an earlier comparison did not end"
+    AGAIN = "the list may not have shown everything"
+    NEW_LIFE = "the store was not in contact for five minutes"
+
+
+# SQLite keeps anything in a column, if someone edits it.
+_A_TEXT = attrs.validators.optional(attrs.validators.instance_of(str))
+
+
+def _check_time(instance: object, attribute: attrs.Attribute[datetime | None], value: datetime | None) -> None:
+    """Refuse a time that is not of this program: it is compared with days around it, and the calendar has ends."""
+    if value is not None and not 2000 < value.year < 9000:
+        raise ValueError
+
+
+@attrs.frozen(kw_only=True)
+class AccountFacts:
+    """Facts about an account, of one time.
+
+    Attributes:
+        newest: When the store's newest payment was sent; None if none was. One that is queued counts once it is sent.
+        remembered: The newest payment that this process knew of, before it read the others.
+        timeline_now: PostgreSQL's timeline, or None.
+        merchant_id: The account's merchant at the service, if known.
+        host: That of the service's base URL, or None.
+        credentials: The names of the credentials that are known to be the merchant's, in one text.
+        first_record_at: The time of its first payment.
+        life_began_at: When the latest life began, or None.
+        life_until: Until when it is known to have lasted.
+        due_since: Since when a comparison is due, or None.
+        known_until: When the newest payment was sent that the store had then.
+        again_at: The time from which the comparison is repeated, or None.
+        went_backwards: Whether the store itself has shown that it has lost payments.
+        lost_at: When there were last transactions of a forgotten time that no payment owns; None if there are none.
+        others_until: Until when other systems of the merchant's count as paying too, or None.
+        timeline: PostgreSQL's timeline at the last comparison.
+        state: That of the account, None if it is active; see `payments.account_state`.
+        state_note: Why it is not.
+    """
+
+    newest: datetime | None = None
+    remembered: datetime | None = None
+    timeline_now: int | None = None
+    merchant_id: str | None = attrs.field(default=None, validator=_A_TEXT)
+    host: str | None = attrs.field(default=None, validator=_A_TEXT)
+    credentials: str | None = attrs.field(default=None, validator=_A_TEXT)
+    first_record_at: datetime | None = None
+    life_began_at: datetime | None = None
+    life_until: datetime | None = None
+    due_since: datetime | None = attrs.field(default=None, validator=_check_time)
+    known_until: datetime | None = attrs.field(default=None, validator=_check_time)
+    again_at: datetime | None = None
+    went_backwards: bool | None = None
+    lost_at: datetime | None = None
+    others_until: datetime | None = None
+    timeline: int | None = None
+    state: str | None = None
+    state_note: str | None = None
+
+    @property
+    def lost_until(self) -> datetime | None:
+        """Time of the newest payment that this process knew of, if the store has lost it."""
+        is_lost = self.remembered is not None and (self.newest is None or self.newest < self.remembered)
+        return self.remembered if is_lost else None
+
+    @property
+    def has_moved(self) -> bool:
+        """True if the database was recovered since the last comparison, or another server has taken over."""
+        return None not in (self.timeline, self.timeline_now) and self.timeline != self.timeline_now
+
+    def is_in_contact(self, now: datetime) -> bool:
+        """Return whether a life goes on."""
+        return self.life_until is not None and now - self.life_until < CONTACT
+
+    def has_others(self, now: datetime) -> bool:
+        """Return whether other systems of the merchant's pay too."""
+        return self.others_until is not None and now < self.others_until
+
+
+def why_compare(facts: AccountFacts, now: datetime) -> ComparisonReason | None:
+    """Return why a store is to be compared with its service before it sends a payment, or None.
+
+    An empty store has nothing to compare.
+    """
+    if facts.lost_until is not None:
+        return ComparisonReason.BACKWARDS
+    if facts.first_record_at is None:
+        return None
+    if facts.has_moved:
+        return ComparisonReason.MOVED
+    if facts.due_since is not None:
+        return ComparisonReason.DUE
+    if facts.again_at is not None and now >= facts.again_at:
+        return ComparisonReason.AGAIN
+    return None if facts.is_in_contact(now) else ComparisonReason.NEW_LIFE
+
+
+@attrs.frozen
+class Span:
+    """Time of the service's clock, or of ours: a life, or a time that the store has lost."""
+
+    start: datetime
+    end: datetime
+    went_backwards: bool = False
+
+    def holds(self, at: datetime | None) -> bool:
+        """Return whether a moment lies in it."""
+        return at is not None and self.start <= at <= self.end
+
+
+@attrs.frozen(kw_only=True)
+class Lives:
+    """Lives of a store, on our clock.
+
+    Attributes:
+        spans: The lives.
+        settled: For how long after its beginning a life may show payments of before.
+    """
+
+    spans: Sequence[Span]
+    settled: timedelta
+
+    @property
+    def began_at(self) -> datetime:
+        """When the latest life began; long ago, if there is none."""
+        return max((each.start for each in self.spans), default=datetime.min.replace(tzinfo=UTC))
+
+    def remember(self, at: datetime | None, skew: Skew | None) -> bool:
+        """Return whether a moment on the service's clock lies in a life, whatever its clock shows."""
+        if at is None or skew is None or skew.high - skew.low > CLOCKS:
+            return False
+        low, high = shift(at, -skew.high), shift(at, -skew.low)
+        return any(each.start + self.settled < low and high < each.end for each in self.spans)
+
+
+@attrs.frozen(kw_only=True)
+class OpenPayment:
+    """Payment that may have made a row of the list.
+
+    Attributes:
+        query: The search for it.
+        is_refused: Whether it was refused, as far as is known.
+    """
+
+    query: PaymentQuery
+    is_refused: bool = False
+
+    def is_of_earlier_life(self, began_at: datetime) -> bool:
+        """Return whether it was sent in an earlier life than the one that began then."""
+        return self.query.sent_at < began_at
+
+    def fits(self, row: Transaction) -> bool:
+        """Return whether a row is of its kind, as far as it is shown."""
+        return match(self.query, row, Spellings()) is not Match.NONE
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Rows of the list that no payment owns, compared with a store.
+
+    Attributes:
+        rows: Those from the sending of the store's newest payment on, as of when the comparison became due, and less
+            what the clocks may differ by. Without those of other merchants, the explained ones, and those that a life
+            of the store remembers.
+        open_payments: The open attempts.
+        skew: How far the service's clock is ahead.
+        began_at: When the present life begins.
+        grace: The store's grace period, seconds.
+    """
+
+    rows: Sequence[Transaction]
+    open_payments: Collection[OpenPayment]
+    skew: Skew
+    began_at: datetime
+    grace: float
+
+    @property
+    def signs(self) -> list[Transaction]:
+        """Rows that show that the store is behind: all that are not lost answers."""
+        return [row for row in self.rows if not self._is_lost_answer(row)]
+
+    @property
+    def doubtful(self) -> list[Transaction]:
+        """Rows that no machine gives to a payment of an earlier life, since the store may have forgotten another."""
+        return [
+            row
+            for row in self.rows
+            if any(
+                each.fits(row) and is_of_lost_life(each.query.type, each.is_refused)
+                for each in self.open_payments
+                if each.is_of_earlier_life(self.began_at)
+            )
+        ]
+
+    def _is_lost_answer(self, row: Transaction) -> bool:
+        """Return whether a row is near an open payment, and its kind has no more rows than open payments."""
+        alike = [each for each in self.open_payments if each.fits(row)]
+        is_near = any(self._is_near(each, row) for each in alike)
+        return is_near and sum(alike[0].fits(each) for each in self.rows) <= len(alike)
+
+    def _is_near(self, payment: OpenPayment, row: Transaction) -> bool:
+        start, end = payment.query.window(self.skew)
+        if payment.is_of_earlier_life(self.began_at):
+            end = far_edge(payment.query, self.skew, self.grace)
+        return is_within(row, start, end)
+
+
+def is_of_lost_life(kind: TransactionType | str, is_refused: bool) -> bool:
+    """Return whether a payment of an earlier life adopts only rows that a life remembers.
+
+    A collection is approved by its customer, and its answer is lost most often; the others are paid by nobody's leave.
+    """
+    return kind == TransactionType.DISBURSEMENT or is_refused
+
+
+def far_edge(query: PaymentQuery, skew: Skew, grace: float) -> datetime:
+    """Return until when a payment of an earlier life may have been made, on the service's clock."""
+    return shift(query.ended_at, skew.low + timedelta(seconds=grace))
+
+
+def lost_time(newest: datetime, due_since: datetime, skew: Skew, *, went_backwards: bool) -> Span:
+    """Return the time that a store which is behind has lost, on the service's clock."""
+    return Span(shift(newest, skew.low - CLOCKS), shift(due_since, skew.high + CLOCKS), went_backwards)
+
+
+def rows_since(rows: Iterable[Transaction], start: datetime) -> list[Transaction]:
+    """Return the rows with a readable time from a moment on."""
+    return [row for row in rows if row.created_at is not None and row.created_at >= start]

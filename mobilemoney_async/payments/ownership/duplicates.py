@@ -1,0 +1,193 @@
+"""Guard of the payments that begin against those that may be made already, in the transaction of `begin_payment`.
+
+What stops a payment:
+
+1. a payment of its kind under another key that may exist (`records.stops_kind`), which the unique index finds;
+2. an unmatched transaction of its kind from a time that the store has forgotten;
+3. of disbursements, a surplus one of its kind that fits a payment ever made, for a day;
+4. with ``sole_writer=True``, any surplus one of its kind: a collection for an hour, a disbursement for a day.
+
+For the last three the check is a part of the statement that begins the payment, since each create pays for it. What
+that finds is looked at once more: an open attempt may have made it (`unmatched.surplus`).
+
+The key of the digests is a secret of the database, made with the account's first payment: so all processes have the
+same one, whether or not their stores have a key.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import accounts, insert_missing, unmatched
+from mobilemoney_async.errors import DuplicateSuspected
+from mobilemoney_async.payments.ownership.lives import begin_life
+from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, MAY_HAVE_PAID, digest, find_lines, number_key
+
+# For how long after its first sighting a surplus transaction stops other payments of its kind.
+_STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
+
+_columns = unmatched.c
+_STOPS_FOR_A_WHILE = sa.and_(
+    _columns.first_seen_at > sa.bindparam("of_seen_since"),
+    sa.or_(
+        sa.bindparam("of_strict", type_=sa.Boolean),
+        sa.and_(sa.bindparam("of_payout", type_=sa.Boolean), _columns.fits_key.is_not(None)),
+    ),
+)
+_others = sa.exists().where(
+    accounts.c.account == sa.bindparam("of_account"), accounts.c.others_until > sa.bindparam("of_now")
+)
+# Where other systems pay too, what they made in a lost time stops no collection, unless payments are lost for certain.
+_STOPS_AS_LOST = sa.and_(
+    _columns.is_lost,
+    sa.or_(sa.bindparam("of_payout", type_=sa.Boolean), _columns.went_backwards, ~_others),
+)
+SUSPECT: sa.ColumnElement[str | None] = (
+    sa.select(_columns.transaction_id)
+    .where(
+        _columns.account == sa.bindparam("of_account"),
+        _columns.number_digest == sa.bindparam("of_digest"),
+        _columns.type == sa.bindparam("of_type"),
+        _columns.amount == sa.bindparam("of_amount"),
+        MAY_HAVE_PAID,
+        sa.or_(_STOPS_AS_LOST, _STOPS_FOR_A_WHILE),
+        IS_OPEN,
+        sa.bindparam("of_guarded", type_=sa.Boolean),
+    )
+    .order_by(_columns.is_lost.desc(), _columns.first_seen_at)
+    .limit(1)
+    .scalar_subquery()
+    .label("suspect")
+)
+"""Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
+
+_ACCOUNT = sa.select(accounts.c.first_record_at, accounts.c.number_key).where(
+    accounts.c.account == sa.bindparam("of_account")
+)
+
+
+@attrs.define(eq=False)
+class DuplicateGuard:
+    """Guard of one account's payments.
+
+    Attributes:
+        account: The account.
+        sole_writer: As for `SQLStore`.
+    """
+
+    account: str
+    sole_writer: bool | None = None
+    _key: str | None = attrs.field(default=None, init=False, repr=False)
+
+    def parameters(self, connection: sa.Connection, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
+        """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
+        key = self._key or self.number_key(connection, now)
+        return {
+            "of_account": self.account,
+            "of_digest": digest(key, request.phone_number),
+            "of_type": str(request.type),
+            "of_amount": request.amount,
+            "of_now": now,
+            "of_seen_since": now - _STOPS[request.type],
+            "of_strict": self.sole_writer is True,
+            "of_payout": request.type == TransactionType.DISBURSEMENT,
+            "of_guarded": self.sole_writer is not False,
+        }
+
+    def number_key(self, connection: sa.Connection, now: datetime) -> str:
+        """Return the account's secret key of the digests; make it, and note the time, if it has none."""
+        here = {"of_account": self.account}
+        row = connection.execute(_ACCOUNT, here).one_or_none()
+        if row is not None and None not in row:
+            # Kept once it is committed: this transaction may be rolled back.
+            self._key = str(row.number_key)
+            return self._key
+        new = {"first_record_at": now, "number_key": secrets.token_hex(32)}
+        begin_life(connection, self.account, now, now)
+        if row is None:
+            connection.execute(insert_missing(accounts, connection.dialect.name), {"account": self.account})
+        missing = {name: sa.func.coalesce(accounts.c[name], value) for name, value in new.items()}
+        noted = accounts.update().where(accounts.c.account == self.account).values(missing)
+        return str(connection.execute(noted.returning(accounts.c.number_key)).scalar_one())
+
+    def require_unsuspected(
+        self, connection: sa.Connection, request: PaymentRequest, suspect: str | None, checks: Mapping[str, Any]
+    ) -> None:
+        """Raise `DuplicateSuspected` if a payment may be an unmatched transaction.
+
+        Args:
+            connection: In the transaction that begins the payment.
+            request: The payment.
+            suspect: What `SUSPECT` has found.
+            checks: Its parameters.
+        """
+        if suspect is None:
+            return
+        found = find_lines(connection, self.account, _columns.transaction_id == suspect)
+        if any(each.shown.is_gap for each in found):
+            raise forgotten(suspect)
+        of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
+        lines = find_lines(connection, self.account, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)
+        attempts = [each for each in open_attempts(connection, self.account) if each.key != request.key]
+        for line in surplus(lines, attempts, self._key or self.number_key(connection, checks["of_now"])):
+            is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED
+            if is_new and (self.sole_writer is True or line.shown.fits_key is not None):
+                raise _suspected(line.id)
+
+
+def forgotten(transaction_id: str) -> DuplicateSuspected:
+    """Return the error for a payment that may be a transaction which the store has forgotten."""
+    return DuplicateSuspected(
+        f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
+        f"was sent; import it under its key with: mobilemoney payments recover KEY={transaction_id} --note TEXT, or, "
+        f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
+        "pay too, use SQLStore(..., sole_writer=False))",
+        transaction_id=transaction_id,
+    )
+
+
+def require_remembered(connection: sa.Connection, account: str, request: PaymentRequest) -> None:
+    """Raise `DuplicateSuspected` for a forgotten transaction that shows a part of its number only, or no known type.
+
+    Those that show both are compared in the statement that begins the payment.
+    """
+    is_partial = sa.or_(_columns.number_digest.is_(None), _columns.type.not_in([*map(str, TransactionType)]))
+    here = (_columns.is_lost, IS_OPEN, _columns.amount == request.amount, MAY_HAVE_PAID)
+    for line in find_lines(connection, account, *here, is_partial):
+        if line.is_of(request.type, request.phone_number, line.shown.amount, number_key(connection, account)):
+            raise forgotten(line.id)
+
+
+def _suspected(transaction_id: str) -> DuplicateSuspected:
+    return DuplicateSuspected(
+        f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
+        "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "
+        f"the transaction is with payments.explain({transaction_id!r}, note=…), and try again",
+        transaction_id=transaction_id,
+    )
+
+
+def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
+    """Return the error for a payment with an unidentified duplicate."""
+    if duplicate.state is PaymentState.FINAL:
+        said = (
+            f"a {duplicate.type} of the same amount for the same phone number was final under the key "
+            f"{duplicate.key!r}, and {duplicate.reason}: nothing was sent, since it may be paid already; decide with "
+            f"payments.recover({{{duplicate.key!r}: {duplicate.transaction_id!r}}}) or payments.explain"
+        )
+        return DuplicateSuspected(said, other_key=duplicate.key)
+    state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)
+    return DuplicateSuspected(
+        f"a {duplicate.type} of the same amount for the same phone number is {state} under the key {duplicate.key!r}: "
+        "nothing was sent; this one may be sent once that one is found or confirmed absent",
+        other_key=duplicate.key,
+    )

@@ -1,0 +1,70 @@
+"""Final states that change: against the contract, and usual with mobile money (FAILED, then SUCCESS)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import FinalStateChanged, Handler, emit
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import owners
+from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.record import PaymentRecord, Source
+from mobilemoney_async.payments.records.unmatched import explained
+from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.values import shown_id
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Final states in memory that were compared with the store.
+_MOST = 20_000
+
+
+async def compare_final_states(
+    store: AccountStore, rows: Sequence[Transaction], *, now: datetime, on_event: Handler | None
+) -> None:
+    """Report the final states on a page of the list that are others than the store's, each once.
+
+    A state is compared when this process sees it first, so a page of known ones asks nothing of the database. Where the
+    store fails, the next page that shows them is compared.
+    """
+    compared = store.compared
+    ended = {row.id: row for row in rows if row.is_final and compared.get(row.id) != row.status}
+    if not ended:
+        return
+
+    def find(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
+        kept = explained(journal.connection, journal.account, [*ended])  # someone has said which state counts
+        own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
+        pairs = ((record, ended[str(record.transaction_id)]) for record in own if record.is_final)
+        return [(record, row) for record, row in pairs if record.status != row.status]
+
+    def note(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
+        told = []
+        for record, row in changed:
+            if journal.record_seen(row, source=Source.POLL, at=now) is not None:
+                found = journal.find(record.key)
+                told += [(record, row)] if found is not None and found.cause is PaymentCause.CHANGED else []
+        return told
+
+    try:
+        changed = await store.read(find)
+        told = await store.write(note) if changed else []
+    except StoreError as exc:
+        warn_of_store("final states are not compared with the store now", exc)
+        return
+    if len(compared) > _MOST:
+        compared.clear()
+    compared.update((row.id, str(row.status)) for row in ended.values())
+    for record, row in told:
+        before, status = shown_id(str(record.status)), shown_id(str(row.status))
+        said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
+        logger.error(said, record.key, store.account, before, shown_id(row.id), status)
+        event = FinalStateChanged(
+            transaction_id=row.id, idempotency_key=record.key, type=str(record.type), before=before, status=status
+        )
+        emit(on_event, event)

@@ -1,0 +1,149 @@
+"""Import of transactions that no payment owns, each as the payment of a key that an operator gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import partial
+
+import attrs
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.comparison import international, may_be_number, shift
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import insert_missing, payments, unmatched
+from mobilemoney_async.errors import InvalidRequest, StoreError
+from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.reconciliation import adopt
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import owners
+from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, Source
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
+from mobilemoney_async.payments.records.unmatched import find_lines
+from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
+
+# Transactions that are fetched one by one, rather than listed.
+_FEW = 10
+_DAY = timedelta(days=1)
+
+
+async def import_transactions(
+    store: AccountStore, pipeline: Pipeline, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str]
+) -> list[PaymentRecord]:
+    """Import transactions that no payment owns; see `Payments.recover`."""
+    named = unmatched.c.transaction_id.in_([*keys.values()])
+    known = await store.read(lambda journal: find_lines(journal.connection, journal.account, named))
+    times = [each.shown.created_at for each in known if each.shown.created_at is not None]
+    rows: dict[str, Transaction] = {}
+    if len(keys) > _FEW and times:
+        first_day = shift(min(times), -_DAY).date()
+        walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
+        rows = {row.id: row for row in walk.rows}
+    wait = timedelta(seconds=store.grace + pipeline.options.timeout)
+    done: list[PaymentRecord] = []
+    for key, name in keys.items():
+        row = rows.get(name)
+        if row is None:
+            row = (await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name})).transaction
+        number, now = phone_numbers.get(name) or international(row.phone_number), pipeline.utcnow()
+        # Under the key's lock no create of this event loop is under way, and the row's lock keeps off others.
+        async with store.locks.hold(key):
+            await store.flush(key=key)
+            work = partial(_import, key=key, transaction=row, number=number, note=note, now=now, wait=wait)
+            done.append(await store.write(work))
+    return done
+
+
+def _import(
+    journal: Journal,
+    *,
+    key: str,
+    transaction: Transaction,
+    number: str | None,
+    note: str,
+    now: datetime,
+    wait: timedelta,
+) -> PaymentRecord:
+    """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
+    record, name = journal.find(key, lock=True), transaction.id
+    if record is not None and record.transaction_id == name:
+        if record.cause is not PaymentCause.CHANGED or not transaction.is_final:
+            return record  # imported before
+        journal.take_final_state(record, attrs.evolve(transaction, type=record.type), note=note, at=now)
+        return journal.find(key) or record
+    owner = owners(journal, [name]).get(name)
+    if owner is not None:
+        raise _refused(f"transaction {name} is payment {owner.key!r} already")
+    known = next(iter(find_lines(journal.connection, journal.account, unmatched.c.transaction_id == name)), None)
+    made_at = transaction.created_at
+    if known is None or known.shown.status == "":  # no list has shown it
+        is_young, kind = made_at is not None and now < shift(made_at, wait), transaction.type
+    else:
+        is_young, kind = now < known.due_at and not known.shown.is_gap, known.shown.type
+        shown = international(transaction.phone_number)
+        is_other = shown is not None and not may_be_number(known.shown.phone_number, shown)
+        if is_other or transaction.amount != known.shown.amount:
+            raise _refused(f"transaction {name} shows another amount or phone number than it did in the list")
+    if is_young:
+        raise _refused(f"transaction {name} may be a payment on its way: try again in a few minutes")
+    if record is not None and record.transaction_id is not None:
+        raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
+    if record is None:
+        record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
+    adopted = _adopt(journal, record, transaction, note=note, now=now)
+    if isinstance(adopted, StoreError):
+        raise adopted  # someone has given it to another payment at this moment: nothing was changed here
+    return adopted
+
+
+def _adopt(
+    journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
+) -> PaymentRecord | StoreError:
+    """Record that a payment, whatever its state, is a transaction, which must be of its kind."""
+    key, name = record.key, transaction.id
+    if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
+        record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))
+    if match(query_for(record), transaction, Spellings()) is Match.NONE:
+        raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
+    if not record.attempt:
+        sent_at = record.sent_at
+        record = to_record(journal.update(key, {"attempt": 1, "sent_at": sent_at, "ended_at": sent_at}))
+    return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
+
+
+def _insert(journal: Journal, key: str, transaction: Transaction, number: str | None, now: datetime) -> PaymentRecord:
+    """Record a payment with an unknown result, as it was before the store forgot it."""
+    if number is None:
+        raise _refused(f"transaction {transaction.id} does not show its whole phone number, so give that as well")
+    if transaction.type not in set(TransactionType):
+        raise _refused(f"transaction {transaction.id} is neither a collection nor a disbursement")
+    try:
+        phone_number, amount = normalise_phone_number(number), normalise_amount(transaction.amount)
+    except InvalidRequest as exc:  # no argument of the caller's
+        raise _refused(f"transaction {transaction.id} is no payment of ours: {exc}") from None
+    values = {
+        "account": journal.account,
+        "key": key,
+        "type": str(transaction.type),
+        "phone_number": phone_number,
+        "amount": amount,
+        "extra_digest": UNKNOWN_EXTRA,
+        "external_id": valid_name(transaction.external_id),
+        "state": PaymentState.UNKNOWN,
+        "stops_kind": False,  # at once it is owned
+        "attempt": 1,
+        **dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), min(transaction.created_at or now, now)),
+    }
+    journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
+    record = journal.find(key)
+    assert record is not None  # under the key's lock
+    return record
+
+
+def _refused(reason: str) -> StoreError:
+    return StoreError(f"{reason}: nothing was changed", outcome="not_sent")

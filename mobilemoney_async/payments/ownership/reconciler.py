@@ -1,0 +1,383 @@
+"""Reconciler of unknown payments with the service's transaction list (contract, section 4.4).
+
+A payment is looked for near the time of its send first, which takes few pages. Only one that this does not find, after
+the grace period, costs a listing of whole days; and the longer it stays unknown, the rarer those are. Each of them
+serves all payments of its days that the list may show.
+
+Critical section: one task of a process and one process of an account at a time reads the list, under the lease
+`reconcile`. The others wait, and find its results in the store: a payment that was judged since they asked is not
+looked for again. No transaction is open while the list is read, so any payment may have changed by then:
+`record_listing` looks again, under the row's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
+from mobilemoney_async.database.schema import accounts, unmatched
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.feed.feed import prune
+from mobilemoney_async.payments.ownership.comparison import Lives, Span, far_edge, is_of_lost_life
+from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
+from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
+from mobilemoney_async.payments.ownership.matching import date_ranges, query_for
+from mobilemoney_async.payments.ownership.reconciliation import (
+    Look,
+    ask_for_look,
+    find_rival,
+    mark_stale,
+    record_listing,
+)
+from mobilemoney_async.payments.ownership.searches import doubtful, hidden, searchable
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.due import Due, due, neighbours
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks, find_all, merchant_of, owners, select
+from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.record import (
+    REUSABLE,
+    Clearance,
+    PaymentRecord,
+    PaymentState,
+    clearance,
+)
+from mobilemoney_async.payments.records.unmatched import Line, explained, find_lines, lost_ids, number_key
+
+# Payments that were sent within such a time of each other are looked for together.
+_CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
+# Seconds: the length of the lease, between two looks whether another process has given it back, and for giving it back
+# though the call was cancelled.
+_LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
+# For how long a request may live beyond its time-out: as in `creates`.
+_MARGIN = timedelta(seconds=5)
+# Payments that are judged in one transaction.
+_AT_ONCE = 100
+
+
+class Reconciler:
+    """Reconciler of one client."""
+
+    def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
+        self._store = store
+        self._utcnow = pipeline.utcnow
+        self._lister = Lister(pipeline)
+        self._holder = new_holder(pipeline.host)
+        self._memory = store.reconciling
+        self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
+
+    async def look_for(self, record: PaymentRecord) -> None:
+        """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
+
+        Of many tasks and processes that ask at once, one reads the list, and serves the others too.
+
+        Raises:
+            StoreError: The store failed.
+            MobileMoneyError: The list could not be read; nothing was changed.
+        """
+        await self._reconcile(record, None)
+
+    async def ask_for(self, record: PaymentRecord) -> None:
+        """Let the next `run` look for a payment."""
+        now = self._utcnow()
+        await self._store.write(lambda journal: ask_for_look(journal, record, at=now))
+
+    async def run(
+        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[object]] | None = None
+    ) -> list[PaymentRecord]:
+        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
+
+        `before` is awaited before the list is read for any.
+        """
+        return await self._reconcile(None, stale_after, before)
+
+    async def _reconcile(
+        self,
+        wanted: PaymentRecord | None,
+        stale_after: float | None,
+        before: Callable[[], Awaitable[object]] | None = None,
+    ) -> list[PaymentRecord]:
+        key = None if wanted is None else wanted.key
+        await self._store.database.open()
+        await self._store.flush(key=key)
+        if wanted is None:
+            await prune(self._store, self._utcnow)
+        busy = self._store.locks.held(but=key)
+
+        def begin(journal: Journal, now: datetime) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:
+            mark_stale(journal, now, busy=busy, stale_after=stale_after)
+            if wanted is not None and not ask_for_look(journal, wanted, at=now):
+                return None
+            unknown = select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
+            return unknown, None if key is None else journal.find(key)
+
+        begun = await self._store.decide(begin, self._utcnow)
+        if begun is None:
+            return []
+        found, own = begun
+        keys, asked = {record.key for record in found}, await self._due(key)
+        if asked and before is not None:
+            await before()
+        if asked:
+            async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
+                # The own payment as it was asked for: another task may have looked for it since.
+                await self._under_lease([*(each.record for each in asked), *filter(None, [own])], key)
+        return await self._store.read(lambda journal: find_all(journal, keys.union(each.record.key for each in asked)))
+
+    async def _due(self, key: str | None) -> list[Due]:
+        now = self._utcnow()
+        return await self._store.read(lambda journal: due(journal, now, key=key, grace=self._store.grace))
+
+    async def _under_lease(self, asked: Sequence[PaymentRecord], key: str | None) -> None:
+        """Look for the payments that are due, as the only process of the account.
+
+        While this waits, for a task or a process that reads the list, the payments that were `asked` for may be judged.
+        """
+        before = {record.key: _last_look(record) for record in asked}
+        try:
+            while True:
+                if await self._hold(_LEASE):
+                    break
+                await anyio.sleep(_PAUSE)
+            payments = [
+                each
+                for each in await self._due(key)
+                if before.get(each.record.key, _last_look(each.record)) == _last_look(each.record)
+            ]
+            if payments:
+                await while_renewed(lambda: self._look(payments, key), lambda: self._hold(_LEASE), every=_LEASE / 3)
+        finally:
+            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
+            await shielded(lambda: self._hold(None), timeout=_SHIELD, ignored=StoreError)
+
+    async def _hold(self, ttl: float | None) -> bool:
+        held, _ = await self._store.database.timed(
+            lambda connection, clock: change_lease(
+                connection, self._store.account, "reconcile", by=self._holder, ttl=ttl, clock=clock
+            )
+        )
+        return held
+
+    async def _look(self, payments: Sequence[Due], key: str | None) -> None:
+        """Look for payments: near their sends, where that may be enough, and then in whole days."""
+        left = {each.record.key: each for each in payments}
+        for cluster in _clusters(each.record for each in payments if not self._is_listed_whole(each, key)):
+            windows = [query_for(record).window(None) for record in cluster]
+            start = shift(min(start for start, _ in windows), self._memory.ahead)
+            end = shift(max(end for _, end in windows), self._memory.ahead)
+            walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
+            evidence, judged = await self._judge(walk, cluster, key)
+            for record in judged:
+                if not _needs_whole_days(left[record.key], record, evidence):
+                    del left[record.key]
+        await self._look_in_whole_days([each.record for each in left.values()], key)
+
+    async def _look_in_whole_days(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
+        clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
+        spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
+        for days in date_ranges(spans):
+            asked = {record.key: record for each in days.keys for record in clusters[each]}
+            # Read before the listing: one that is confirmed absent during it needs another look.
+            others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
+            walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
+            await self._judge(walk, [*asked.values(), *also], key, is_whole=True)
+
+    def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
+        """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""
+        if payment.record.state is not PaymentState.ABSENT or payment.record.key != key:
+            return payment.in_whole_days
+        may_send = clearance(payment.record, None, absent_suffices=self._store.resend_absent_collections)
+        return may_send is not Clearance.NEVER
+
+    async def _span(self, cluster: Sequence[PaymentRecord]) -> tuple[datetime, datetime]:
+        """Return the time to list for some payments, with the nearest ones that the listing is compared with."""
+        settled_at = self._utcnow() - timedelta(seconds=self._store.grace)
+        # The first and the last of each type; the others are between them.
+        edges = {record.type: record for record in reversed(cluster)}, {record.type: record for record in cluster}
+
+        def find(journal: Journal) -> list[PaymentRecord]:
+            ends = [each for side in edges for each in side.values()]
+            return [other for each in ends for other in neighbours(journal, each, settled_at=settled_at, most=1)]
+
+        windows = [query_for(record).window(None) for record in (*cluster, *await self._store.read(find))]
+        return min(start for start, _ in windows), max(end for _, end in windows)
+
+    async def _judge(
+        self, walk: Walk, payments: Sequence[PaymentRecord], asked: str | None, *, is_whole: bool = False
+    ) -> tuple[Evidence, list[PaymentRecord]]:
+        """Record the results of a listing for some payments, a hundred in a transaction; return them as they are."""
+        grace = self._store.grace
+
+        def read(journal: Journal) -> Evidence:
+            owned = owners(journal, [row.id for row in walk.rows])
+            searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
+            shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
+            settled = explained(journal.connection, journal.account, [each for each in shown if each not in owned])
+            merchant = merchant_of(journal, walk.rows, owned)
+            return Evidence(
+                walk=walk,
+                owned=owned,
+                hidden=hidden(journal, walk, grace),
+                explained_ids=settled,
+                searches=searches,
+                grace=grace,
+                merchant_id=merchant,
+            )
+
+        evidence, judged = await self._store.read(read), list[PaymentRecord]()
+        skew = evidence.skew(evidence.searches[payments[0].key])
+        if skew is not None and skew.is_own:
+            ahead = (skew.low + skew.high) / 2
+            # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
+            self._memory.ahead = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
+        for some in chunks(payments, _AT_ONCE):
+
+            def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
+                ownership = _Ownership.read(journal, walk, self._store.sole_writer, self._settled)
+                return [
+                    _judge_one(journal, record, evidence, is_whole=is_whole, ownership=ownership, asked=asked)
+                    for record in some
+                ]
+
+            judged += await self._store.write(judge)
+        return evidence, judged
+
+
+@attrs.frozen(kw_only=True)
+class _Ownership:
+    """What forbids a machine to give a row to a payment.
+
+    Attributes:
+        sole_writer: As for `SQLStore`.
+        lost: The rows of a lost time.
+        lost_times: The lost times.
+        lives: The lives of the store.
+        foreign: What other systems have paid within a day, as far as it is shown, if they pay too.
+        key: Of the digests.
+        is_due: Whether the store is still to be compared with its service.
+    """
+
+    sole_writer: bool | None
+    lost: frozenset[str]
+    lost_times: Sequence[Span]
+    lives: Lives
+    foreign: Sequence[Line]
+    key: str
+    is_due: bool
+
+    @classmethod
+    def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
+        """Return what the store knows about the rows of a listing."""
+        connection, account, columns = journal.connection, journal.account, unmatched.c
+        day = walk.began_at - _DAY
+        others = sa.exists().where(accounts.c.account == account, accounts.c.others_until > walk.began_at)
+        foreign = (columns.is_foreign, columns.first_seen_at >= day, others)
+        return cls(
+            sole_writer=sole_writer,
+            lost=lost_ids(connection, account, [row.id for row in walk.rows]),
+            lost_times=find_lost_times(connection, account),
+            lives=find_lives(connection, account, settled),
+            foreign=find_lines(connection, account, *foreign),
+            key=number_key(connection, account),
+            is_due=connection.execute(sa.select(accounts.c.due_since).where(accounts.c.account == account)).scalar()
+            is not None,
+        )
+
+
+def _obstacle(
+    record: PaymentRecord, row: Transaction, evidence: Evidence, ownership: _Ownership
+) -> PaymentCause | None:
+    """Return why no machine may give a row to a payment, though nothing else fits, or None."""
+    query = evidence.searches[record.key]
+    skew = evidence.skew(query)
+    if ownership.sole_writer is False or any(
+        each.is_of(record.type, record.phone_number, record.amount, ownership.key) for each in ownership.foreign
+    ):
+        return PaymentCause.OTHER_SYSTEM
+    if ownership.is_due or row.id in ownership.lost or any(each.holds(row.created_at) for each in ownership.lost_times):
+        return PaymentCause.FORGOTTEN
+    lives = ownership.lives
+    if query.sent_at >= lives.began_at:
+        return None
+    # Of an earlier life: the store may have forgotten another payment of the kind.
+    made_at = row.created_at
+    is_late = made_at is None or skew is None or made_at > far_edge(query, skew, evidence.grace)
+    is_unsure = is_of_lost_life(record.type, record.state in REUSABLE) and not lives.remember(row.created_at, skew)
+    return PaymentCause.FORGOTTEN if is_late or is_unsure else None
+
+
+def _judge_one(
+    journal: Journal,
+    record: PaymentRecord,
+    evidence: Evidence,
+    *,
+    is_whole: bool,
+    ownership: _Ownership,
+    asked: str | None,
+) -> PaymentRecord:
+    query = evidence.searches[record.key]
+    skew = evidence.skew(query)
+    settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
+    control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
+    verdict, rival = evidence.judge(record.key, control), None
+    cause = None if verdict.adopt is None else _obstacle(record, verdict.adopt, evidence, ownership)
+    if verdict.adopt is not None and cause is not None:
+        only = (verdict.adopt.id,)
+        verdict = Verdict(candidates=only, reason=may_be(only, cause))
+    if verdict.adopt is not None:
+        rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
+    elif not verdict.candidates:
+        verdict = evidence.keep_candidates(verdict, record.candidates)
+    look = Look(
+        walk=evidence.walk,
+        verdict=verdict,
+        rival=rival,
+        grace=evidence.grace,
+        is_contradicted=control.is_failed,
+        is_whole=is_whole,
+        is_asked=record.key == asked,
+        is_known=evidence.knows(record.key),
+    )
+    return record_listing(journal, record, look)
+
+
+def _needs_whole_days(before: Due, record: PaymentRecord, evidence: Evidence) -> bool:
+    """Return whether a payment must be looked for in whole days, after a look near its send that changed `before`."""
+    if evidence.walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+        return False
+    if record.candidates:
+        # A part of the list can show a match, and leave open whether there is another one.
+        return before.is_due or record.candidates != before.record.candidates
+    # The clock of the rows may show that the pages were of another time.
+    return not evidence.knows(record.key) and record.state is PaymentState.UNKNOWN and before.is_due
+
+
+def _last_look(record: PaymentRecord) -> object:
+    """Return a value that a look for a payment changes."""
+    return record.state, record.attempt, record.looked_at, record.next_look_at
+
+
+def _clusters(payments: Iterable[PaymentRecord]) -> list[list[PaymentRecord]]:
+    """Return payments in groups that were sent at about the same time."""
+    clusters: list[list[PaymentRecord]] = []
+    last: datetime | None = None
+    for record in sorted(payments, key=lambda record: query_for(record).sent_at):
+        query = query_for(record)
+        if last is None or query.sent_at > last + _CLUSTER:
+            clusters.append([])
+        clusters[-1].append(record)
+        last = query.ended_at
+    return clusters

@@ -1,0 +1,433 @@
+"""Reconciliation results of full listings for unknown payments, as statements inside one transaction.
+
+Late matches: a payment may be called absent before the list could have shown it. Its key is then sent again, and the
+transaction of the earlier attempt has no owner. Another payment of the same kind, if its answer is lost soon after,
+must not adopt that transaction: one payment would be made twice and the other not at all, and both would look right. So
+a match that also fits such an earlier attempt, its rival, becomes a candidate, and someone decides. An attempt that was
+called absent after the grace period is no longer a rival if the service's clock is known: with the usual grace period,
+the window of a duplicate does not reach back that far.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Container, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.states import TransactionType, initial_status
+from mobilemoney_async.database.schema import history, payments
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, may_be_within
+from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal, JournalEntry
+from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
+from mobilemoney_async.payments.records.record import (
+    LISTINGS,
+    REUSABLE,
+    PaymentEvent,
+    PaymentRecord,
+    PaymentState,
+    Source,
+)
+from mobilemoney_async.payments.records.rows import reason_columns, to_record
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_DAY = timedelta(days=1)
+# Time to the next listing after one that could not be read as a whole.
+_AGAIN = timedelta(minutes=1)
+
+# After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
+_SETTLING = frozenset(
+    each.value
+    for each in (
+        PaymentEvent.ACKNOWLEDGE,
+        PaymentEvent.ADOPT,
+        PaymentEvent.REFUSE,
+        PaymentEvent.FAIL_UNSENT,
+        PaymentEvent.PUT_BACK,
+    )
+)
+
+
+@attrs.define(kw_only=True)
+class EarlierAttempt:
+    """Attempt of a payment that was released, perhaps too early; settled if its result is known.
+
+    Its number counts from 1; its request was given up at `ended_at`.
+    """
+
+    key: str
+    number: int
+    sent_at: datetime
+    ended_at: datetime
+    is_settled: bool = False
+
+
+def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_after: float | None) -> None:
+    """Mark payments as unknown if their sender must have died, except for keys that this process is sending, `busy`.
+
+    A payment counts as unknown `stale_after` seconds after its send; if that is None, from the end of its request on.
+    """
+    where = [payments.c.account == journal.account, payments.c.state == PaymentState.SENDING]
+    if stale_after is None:
+        where.append(payments.c.stale_at <= now)
+    else:
+        where.append(payments.c.sent_at <= now - timedelta(seconds=stale_after))
+    # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits. What it
+    # has locked is left to the next time.
+    for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():
+        if row.key not in busy:
+            at = now if row.stale_at is None else min(now, row.stale_at)
+            said = "the process that sent it did not record the result"
+            journal.apply(
+                JournalEntry(row.key, row.attempt, PaymentEvent.LOSE, source=Source.RECONCILE, at=at, detail=said)
+            )
+
+
+def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> bool:
+    """Note that a create waits for a look for a payment: if it cannot wait for its end, `reconcile` makes it.
+
+    Returns:
+        Whether that look is still needed: none has ended since the create read `record`.
+    """
+    current = journal.find(record.key, lock=True)
+    assert current is not None  # rows are never deleted
+    if (current.looked_at, current.walks) != (record.looked_at, record.walks):
+        return False
+    if current.state in REUSABLE and (current.next_look_at is None or current.next_look_at > at):
+        journal.update(record.key, {"next_look_at": at})
+    return True
+
+
+@attrs.frozen(kw_only=True)
+class Look:
+    """Listing that was read for a payment, and what it shows.
+
+    Attributes:
+        walk: The listing.
+        verdict: The conclusion from it.
+        rival: Another attempt that the match of the verdict fits as well.
+        grace: Seconds after the end of its request for which a listing may miss a payment that exists.
+        is_contradicted: Whether it contradicts known payments: then it is no look at all.
+        is_whole: Whether whole days were asked for, rather than the pages near the send.
+        is_asked: Whether a create waits for it.
+        is_known: Whether all rows were read of the time in which the payment may have been made.
+    """
+
+    walk: Walk
+    verdict: Verdict
+    rival: EarlierAttempt | None = None
+    grace: float
+    is_contradicted: bool = False
+    is_whole: bool = True
+    is_asked: bool = False
+    is_known: bool = True
+
+    @property
+    def at(self) -> datetime:
+        """Time of the listing."""
+        return self.walk.ended_at
+
+    def is_late(self, record: PaymentRecord) -> bool:
+        """Return whether it was begun after the grace period of a payment."""
+        return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)
+
+    def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
+        """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
+        is_apart = walked_at is None or self.walk.began_at - walked_at >= timedelta(seconds=self.grace / 2)
+        is_read = self.verdict.is_clear or (self.is_known and not record.candidates)
+        return self.is_late(record) and is_apart and is_read and not self.is_contradicted
+
+
+def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> PaymentRecord:
+    """Record the result of a listing for a payment, and return the payment as it is now.
+
+    A payment that is no longer as it was before the listing, `record`, is left as it is.
+    """
+    # Locked until the commit: another process may have found the payment during the listing, but not from here on.
+    if record.state in REUSABLE:
+        # A merchant's own transaction, which queues it again, may hold the lock for minutes: it is looked at next time.
+        row = journal.row_if_free(record.key)
+        if row is None:
+            return record
+    else:
+        row = journal.row(record.key, lock=True)
+    assert row is not None  # rows are never deleted
+    current = to_record(row)
+    if (current.attempt, current.state) != (record.attempt, record.state):
+        return current
+    at, verdict = look.at, look.verdict
+    if verdict.adopt is not None and look.rival is not None:
+        verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
+    if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
+        return _adopt_match(journal, current, verdict.adopt, verdict.by, at=at)
+    candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
+    _stop_others(journal, row, current, look)
+    if not candidates:
+        return _record_miss(journal, row, current, look)
+    return _record_match(journal, current, candidates, look)
+
+
+def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look) -> PaymentRecord:
+    """Record that a listing shows transactions that a payment may be, none of which is certain."""
+    at, verdict = look.at, look.verdict
+    if current.state is PaymentState.ABSENT and not look.is_asked:
+        # It stays absent: only where its key is used again is such a transaction in its way.
+        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
+    if current.state in REUSABLE:
+        doubted = doubt(journal, current, verdict.reason, at=at, candidates=candidates)
+        if not isinstance(doubted, StoreError):
+            return doubted
+        # A payment of the same kind is unknown: that one comes first.
+        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
+    if not look.is_whole and not look.walk.is_complete:
+        # A part of the list leaves open whether there is another one: the caller reads the rest.
+        return attrs.evolve(current, candidates=candidates)
+    return _record_candidates(journal, current, candidates, look, verdict.reason)
+
+
+def doubt(
+    journal: Journal, record: PaymentRecord, reason: Reason | None, *, at: datetime, candidates: tuple[str, ...] = ()
+) -> PaymentRecord | StoreError:
+    """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything.
+
+    Its own reason is the reason if another is not given.
+    """
+    return journal.apply(
+        JournalEntry(
+            record.key,
+            record.attempt,
+            PaymentEvent.DOUBT,
+            source=Source.RECONCILE,
+            at=at,
+            detail=" ".join(candidates) or (record.reason if reason is None else str(reason)),
+            candidates=candidates,
+            reason=reason,
+        )
+    )
+
+
+def adopt(
+    journal: Journal,
+    record: PaymentRecord,
+    transaction: Transaction,
+    *,
+    source: Source,
+    at: datetime,
+    note: str | None = None,
+) -> PaymentRecord | StoreError:
+    """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
+    try:
+        acknowledgement = Acknowledgement(
+            transaction_id=transaction.id,
+            reference=transaction.reference,
+            amount=record.amount,
+            currency=transaction.currency,
+            phone_number=record.phone_number,
+            status_code=initial_status(record.type),
+            status="success",
+        )
+    except ValueError:
+        return StoreError("the transaction has an id or a reference that cannot be kept", outcome="not_sent")
+    adopted = journal.apply(
+        JournalEntry(
+            record.key,
+            record.attempt,
+            PaymentEvent.ADOPT,
+            source=source,
+            at=at,
+            detail=note,
+            acknowledgement=acknowledgement,
+        )
+    )
+    if isinstance(adopted, StoreError):
+        return adopted
+    journal.record_seen(transaction, source=source, at=at)
+    return journal.find(record.key) or adopted
+
+
+def _adopt_match(
+    journal: Journal, current: PaymentRecord, transaction: Transaction, by: Match | None, *, at: datetime
+) -> PaymentRecord:
+    adopted = adopt(journal, current, transaction, source=Source.RECONCILE, at=at)
+    if isinstance(adopted, StoreError):
+        return current
+    if by is Match.LEARNED:
+        said = f"transaction {transaction.id} is spelt as other payments of this account are"
+        journal.note(current.key, at=at, what="spelling", source=Source.RECONCILE, detail=said)
+    return adopted
+
+
+def find_rival(
+    journal: Journal, key: str, transaction: Transaction, *, query: PaymentQuery, skew: Skew | None
+) -> EarlierAttempt | None:
+    """Return the earlier attempt of another payment that a transaction fits as well, if there is one.
+
+    `key` and `query` are of the payment that is about to adopt it, `skew` is of the service's clock.
+    """
+    statement = (
+        sa.select(payments.c.key, history.c.what, history.c.at)
+        .join(history, (history.c.account == payments.c.account) & (history.c.key == payments.c.key))
+        .where(
+            payments.c.account == journal.account,
+            payments.c.phone_number == query.phone_number,
+            payments.c.type == str(query.type),
+            payments.c.amount == query.amount,
+            payments.c.key != key,
+            WAS_RELEASED,
+        )
+        .order_by(history.c.key, history.c.number)
+    )
+    # With an unknown clock the windows are wider by more than the grace period.
+    absent = {PaymentEvent.MISS.value, PaymentEvent.CONFIRM_ABSENT.value}
+    settling = _SETTLING if skew is None else _SETTLING | absent
+    for attempt in _attempts(journal.connection.execute(statement).all(), settling):
+        start, end = attrs.evolve(query, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
+        if not attempt.is_settled and may_be_within(transaction, start, end):
+            return attempt
+    return None
+
+
+def _attempts(entries: Iterable[Any], settling: Container[str]) -> Sequence[EarlierAttempt]:
+    """Return the attempts in some histories, each settled or not."""
+    found: list[EarlierAttempt] = []
+    for entry in entries:
+        last = found[-1] if found and found[-1].key == entry.key else None
+        if entry.what == PaymentEvent.SEND.value:
+            found.append(
+                EarlierAttempt(
+                    key=entry.key,
+                    number=1 if last is None else last.number + 1,
+                    sent_at=entry.at,
+                    ended_at=entry.at,
+                )
+            )
+        elif last is not None and entry.what in settling:
+            last.is_settled = True
+        elif last is not None and entry.what == PaymentEvent.LOSE.value:
+            last.ended_at, last.is_settled = entry.at, False
+    return found
+
+
+def _contest(
+    journal: Journal, record: PaymentRecord, transaction_id: str, rival: EarlierAttempt, *, at: datetime
+) -> Verdict:
+    """Return the verdict without its adoption, and note the suspicion once in the rival's history."""
+    verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival.key))
+    if verdict.candidates != record.candidates:
+        logger.error("payment %r may have been paid twice: transaction %s", rival.key, transaction_id)
+        detail = f"transaction {transaction_id} may be attempt {rival.number}, which was called absent: paid twice?"
+        # Two processes may each hold the row that the other waits for here: the database ends one transaction, which is
+        # run again.
+        journal.row(rival.key, lock=True)
+        journal.note(rival.key, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
+    return verdict
+
+
+def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> None:
+    """Let an unknown collection stop others of its kind, or not, unless another one stops them already.
+
+    One that a whole listing after the grace period has not shown near its send stops none: its customer approves each
+    prompt.
+    """
+    if current.state is not PaymentState.UNKNOWN or current.type != TransactionType.COLLECTION:
+        return
+    stops = not (look.verdict.has_none_near and look.is_late(current))
+    if row.stops_kind and not stops:
+        journal.update(row.key, {"stops_kind": False})
+    elif stops and not row.stops_kind:
+        journal.stop(row, {"stops_kind": True})
+
+
+def _record_candidates(
+    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look, reason: Reason | None
+) -> PaymentRecord:
+    at = look.at
+    values: dict[str, Any] = {"next_look_at": _next_look(current, look, reason), **reason_columns(reason)}
+    if candidates != current.candidates:
+        # Seen, perhaps: earlier listings that missed it no longer count.
+        values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
+        journal.note(current.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
+    return to_record(journal.update(current.key, values))
+
+
+def _next_look(
+    record: PaymentRecord,
+    look: Look,
+    reason: Reason | None,
+    *,
+    walked_at: datetime | None = None,
+    is_done: bool = False,
+) -> datetime | None:
+    """Return the time of the next look for a payment as a look has left it; None if no other is needed.
+
+    Within the grace period, ever more rarely; at its end and half of it later, for the listings that must miss it; then
+    whenever it is three times as old. Another payment that settles may make an unknown one due before: see
+    `payments.due`.
+
+    Args:
+        record: The payment.
+        look: The latest look.
+        reason: Its reason why the payment is still open.
+        walked_at: The end of the latest listing that counts for the absence of the payment.
+        is_done: Whether the look was all that a payment needs that counts as not made.
+    """
+    cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.grace)
+    ended_at = record.ended_at or record.changed_at
+    age = at - ended_at
+    if record.state in REUSABLE and (is_done or age < grace or age > _DAY):
+        return None
+    if cause is PaymentCause.NOT_WHOLE:
+        return at + _AGAIN
+    if age < grace:  # ever more rarely, but at its end
+        return min(at + max(age, grace / 8), ended_at + grace)
+    if record.state is PaymentState.UNKNOWN and (cause is None or cause in LACKS):
+        if record.walks < LISTINGS:
+            return (walked_at or at) + grace / 2
+        if cause is None:  # this look was of a part of the list: one of whole days decides
+            return at
+        # The payment that it waits for makes it due. Each look at a long list costs several requests.
+        pause = 7 * age if cause is PaymentCause.NO_LATER else 2 * age
+        return max(at + pause, ended_at + 2 * _DAY) if len(look.walk.rows) >= PAGE_SIZE_MAX else at + pause
+    return at + 2 * age
+
+
+def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> PaymentRecord:
+    """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
+    at, verdict, reason = look.at, look.verdict, look.verdict.reason
+    if current.ended_at is None or look.walk.began_at < current.ended_at:
+        return current
+    has_counted, is_part = look.counts(current, row.walked_at), not look.is_whole and not look.walk.is_complete
+    values: dict[str, Any] = {}
+    if has_counted:
+        values |= {"walks": current.walks + 1, "walked_at": at}
+    if verdict.is_clear and not look.is_contradicted:
+        values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
+    if is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
+        reason = None  # as it was meant to be
+    walks = values.get("walks", current.walks)
+    # Only a listing after the grace period passes its control.
+    is_absent = current.state is PaymentState.UNKNOWN and verdict.absent_ok and walks >= LISTINGS
+    is_of_others = is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
+    # A look that leaves open what one of whole days would show puts nothing off.
+    if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
+        left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
+        is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)
+        values["next_look_at"] = _next_look(left, look, reason, walked_at=walked_at, is_done=is_done)
+        values |= reason_columns(reason) if not is_part or current.state is PaymentState.UNKNOWN else {}
+    changed = to_record(journal.update(current.key, values)) if values else current
+    if not is_absent:
+        return changed
+    said = "two listings have not shown it; the last one was complete, and showed payments from before and after it"
+    journal.apply(
+        JournalEntry(current.key, current.attempt, PaymentEvent.MISS, source=Source.RECONCILE, at=at, detail=said)
+    )
+    return journal.find(current.key) or changed

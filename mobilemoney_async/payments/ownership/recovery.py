@@ -1,0 +1,464 @@
+"""Comparison of a store with its service before it sends payments, or finds any in the list.
+
+A store that is behind its service would pay again what it has forgotten: `comparison` has the signs. What the service
+shows of the forgotten time is kept as unmatched transactions of a lost time, which stop keys of their kind until
+someone imports or explains them.
+
+Critical section: one process of an account at a time compares, under the lease `recovery`. Others wait for its result
+in the store: disbursements for as long as it takes, collections ten seconds. No transaction is open during a request.
+Where the process dies, the call is cancelled, or the list cannot be read, the comparison stays due: the next payment
+makes it, or `Payments.reconcile`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
+from mobilemoney_async.database.schema import accounts, lock_row, payments, unmatched
+from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.events import StoreBehind, emit
+from mobilemoney_async.payments.feed.changes import new_epoch
+from mobilemoney_async.payments.ownership.binding import Binding, ForeignError, Memory, wait
+from mobilemoney_async.payments.ownership.comparison import (
+    CLOCKS,
+    AccountFacts,
+    Comparison,
+    ComparisonReason,
+    OpenPayment,
+    Span,
+    lost_time,
+    rows_since,
+    why_compare,
+)
+from mobilemoney_async.payments.ownership.duplicates import require_remembered
+from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
+from mobilemoney_async.payments.ownership.matching import ClockSample, Skew, estimate_skew, query_for
+from mobilemoney_async.payments.ownership.searches import doubtful
+from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_lost_lines
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import merchant_of, owners
+from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, explained, lost_ids
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_LEASE = 30.0
+# Seconds between two looks whether another process has ended its comparison.
+_FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
+# Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
+_BACKOFF, _PATIENCE = 10.0, 10.0
+# Seconds for which a request may live beyond its time-out: as in `creates`.
+_MARGIN = 5.0
+# Own payments, the latest ones, that show the service's clock.
+_WITNESSES = 5
+# No payment of ours is older; an edited row may be, and the calendar has a first day.
+_NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
+_DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
+_UNREADABLE = "its list cannot be read"
+_NOT_YET = "its list may not show yet what the store has lost"
+_NO_CLOCK = "nothing shows the service's clock"
+
+
+class _UnreadableError(Exception):
+    """Comparison that the list did not allow."""
+
+
+@attrs.frozen(kw_only=True)
+class _Due:
+    """Comparison that is due.
+
+    Attributes:
+        facts: About the account.
+        since: Since when.
+        newest: When the newest payment of that time was sent; of an account without one, when its first record is of.
+        went_backwards: Whether the store itself shows that it has lost payments, or may have.
+    """
+
+    facts: AccountFacts
+    since: datetime
+    newest: datetime
+    went_backwards: bool
+
+    @property
+    def first_day(self) -> date:
+        """The first day to list: one to spare, since the service's time zone is undocumented."""
+        return (self.newest - _DAY).date()
+
+
+# Whether the account has transactions of a forgotten time that no payment owns.
+_HAS_LOST = sa.exists().where(unmatched.c.account == accounts.c.account, unmatched.c.is_lost, IS_OPEN)
+
+
+class Recovery:
+    """Comparison of one client's store with its service.
+
+    Attributes:
+        binding: That of the client's account.
+        memory: Shared with the clients of other options.
+    """
+
+    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory | None = None) -> None:
+        self.memory: Memory = Memory() if memory is None else memory
+        self.binding: Binding = Binding(store, pipeline, self.memory)
+        self._store = store
+        self._pipeline = pipeline
+        self._grace = timedelta(seconds=store.grace)
+        self._settled = timedelta(seconds=store.grace + pipeline.options.timeout + _MARGIN)
+
+    @property
+    def _lister(self) -> Lister:
+        """Reader of the list, without the deadline of a call: there may be a queue for hundreds of pages."""
+        return Lister(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, deadline=None)))
+
+    async def admit(self, request: PaymentRequest, facts: AccountFacts) -> bool:
+        """Compare the store with its service if that is due before a payment is sent.
+
+        Returns:
+            Whether that took time, in which the payment may have changed.
+
+        Raises:
+            StoreError: The payment has to wait, or the account is another merchant's; nothing was sent.
+            DuplicateSuspected: The payment may be one that the store has forgotten.
+        """
+        is_collection = request.type == TransactionType.COLLECTION
+        await self.binding.require_bound(facts, is_lenient=is_collection)
+        if self._store.sole_writer is False:
+            return False  # the newest rows may always be those of other systems
+        if facts.lost_at is not None:
+            await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
+        why = why_compare(facts, self._pipeline.utcnow())
+        if why is None:
+            await self.binding.keep_contact(facts)
+            if facts.went_backwards and not is_collection:
+                raise wait(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
+            return False
+        patience = min(_PATIENCE, (self._pipeline.options.deadline or math.inf) / 2) if is_collection else None
+        try:
+            return await self._compare_alone(facts, why, patience)
+        except _UnreadableError as exc:
+            if not is_collection:
+                raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+        return False
+
+    async def leave_to_reconcile(self) -> None:
+        """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
+        self._put_off(f"{_UNREADABLE}: no answer came in time")
+        facts = await self.binding.read()
+        if why_compare(facts, self._pipeline.utcnow()) is not None:
+            await self._note_due(facts)
+
+    async def restored(self, note: str) -> None:
+        """Note someone's word that the store was restored from a backup: it is compared before anything is paid."""
+        now = self._pipeline.utcnow()
+        newest = await self._store.read(lambda journal: _newest_until(journal, now))
+        self._store.due_since = now
+        await self.binding.save(due_since=now, known_until=newest, went_backwards=True, note=note)
+
+    async def resume(self) -> None:
+        """Make a comparison that did not end, if there is one, and raise as `compare` does.
+
+        One for a new life costs a request, and is left to the next payment, or to `compare`.
+        """
+        facts = await self.binding.read()
+        if why_compare(facts, self._pipeline.utcnow()) in {None, ComparisonReason.NEW_LIFE}:
+            await self.binding.keep_contact(facts)
+            return
+        await self.compare(facts)
+
+    async def compare(self, facts: AccountFacts | None = None) -> None:
+        """Make a comparison that is due, if there is one: before any payment is looked for in the list.
+
+        Where the list cannot show yet what the store has lost, it stays due, and no payment adopts a transaction.
+
+        Raises:
+            MobileMoneyError: The list could not be read.
+        """
+        facts = await self.binding.read() if facts is None else facts
+        why = why_compare(facts, self._pipeline.utcnow())
+        if why is None or self._store.sole_writer is False:
+            return
+        self.memory.unreadable_until = -math.inf
+        try:
+            await self._compare_alone(facts, why, None)
+        except _UnreadableError as exc:
+            if isinstance(exc.__cause__, MobileMoneyError):
+                raise exc.__cause__ from None
+
+    def _put_off(self, obstacle: str) -> None:
+        """Ask for the list no more for a while, since it could not be read, or shows too little."""
+        self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
+
+    async def _compare_alone(self, facts: AccountFacts, why: ComparisonReason, patience: float | None) -> bool:
+        """Compare the store as the only process of the account, or wait for the one that does.
+
+        Args:
+            facts: About the account.
+            why: The reason.
+            patience: Seconds; None for as long as it takes.
+
+        Returns:
+            Whether that took time.
+
+        Raises:
+            _UnreadableError: The list did not allow it, or not in time.
+        """
+        holder, pause = new_holder(self._pipeline.host), _FIRST_PAUSE
+        try:
+            with anyio.fail_after(patience):
+                while not await self._hold(holder, _LEASE):
+                    await anyio.sleep(pause)
+                    pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
+                    facts = await self.binding.read()
+                    found = why_compare(facts, self._pipeline.utcnow())
+                    if found is None:
+                        return True
+                    why = found
+        except TimeoutError:
+            raise _UnreadableError(_UNREADABLE) from None
+        try:
+            await while_renewed(
+                lambda: self._compare(facts, why, patience), lambda: self._hold(holder, _LEASE), every=_LEASE / 3
+            )
+        finally:
+            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
+            await shielded(lambda: self._hold(holder, None), timeout=_LEASE, ignored=StoreError)
+        return True
+
+    async def _hold(self, holder: Holder, ttl: float | None) -> bool:
+        held, _ = await self._store.database.timed(
+            lambda connection, clock: change_lease(
+                connection, self._store.account, "recovery", by=holder, ttl=ttl, clock=clock
+            )
+        )
+        return held
+
+    async def _compare(self, facts: AccountFacts, why: ComparisonReason, patience: float | None) -> None:
+        """Compare the store with its service, and record the result.
+
+        Raises:
+            _UnreadableError: The list could not be read, or cannot show yet what the store has lost.
+        """
+        due = await self._note_due(facts)
+        cause: Exception | None = None
+        if anyio.current_time() >= self.memory.unreadable_until:
+            try:
+                with anyio.fail_after(patience):
+                    obstacle = await self._look(due)
+                if obstacle is None:
+                    if facts.lost_until is not None:
+                        self._store.newest = facts.newest
+                    return
+            except StoreError:
+                raise
+            except (MobileMoneyError, TimeoutError) as exc:
+                cause, obstacle = exc, f"{_UNREADABLE}: {str(exc) or 'no answer came in time'}"
+            self._put_off(obstacle)
+        raise _UnreadableError(self.memory.obstacle) from cause
+
+    async def _note_due(self, facts: AccountFacts) -> _Due:
+        """Return the comparison that is due, as noted in the store: what is paid from now on shows nothing.
+
+        Its moment belongs to this process: one that a backup has brought back is dated anew.
+        """
+        now = self._pipeline.utcnow()
+        went_backwards = bool(facts.went_backwards) or facts.lost_until is not None or facts.has_moved
+        since = self._store.due_since
+        if since is None or since != facts.due_since:
+            self._store.due_since = since = now
+        newest = facts.known_until if facts.due_since is not None else None
+        if newest is None:
+            until = since
+            found = await self._store.read(lambda journal: _newest_until(journal, until))
+            newest = max(found or facts.first_record_at or since, _NO_PAYMENT_YET)
+        if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
+            await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
+        return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
+
+    async def _look(self, due: _Due) -> str | None:
+        """Compare the list with the store; return why it does not suffice, or None."""
+        walk, skew = await self._list(due)
+        merchant = await self._find_merchant(due, walk)
+        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew, merchant))
+        if comparison is None:
+            return _NO_CLOCK
+        rows, lost = comparison.doubtful, None
+        if comparison.signs:
+            lost = lost_time(due.newest, due.since, comparison.skew, went_backwards=due.went_backwards)
+            rows = [row for row in comparison.rows if lost.holds(row.created_at)]
+        now = self._pipeline.utcnow()
+        # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
+        settles_at: datetime | None = due.facts.again_at or due.since + self._grace
+        is_late = settles_at is not None and walk.began_at >= settles_at
+        is_unsure = due.went_backwards or lost is not None or (not has_own and await self._is_expected(due))
+        if is_late or not is_unsure:
+            settles_at = None
+        count = await self._store.write(
+            lambda journal: self._record(journal, due, rows, lost, settles_at=settles_at, now=now)
+        )
+        self._store.due_since = None
+        lost_at = due.facts.lost_at
+        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
+        if count and lost is not None and not is_told:
+            self._report(count, due.newest)
+        return _NOT_YET if settles_at is not None and due.went_backwards else None
+
+    async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
+        """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
+        start = shift(due.newest, self._store.reconciling.ahead - CLOCKS)
+        walk = await self._list_since(start, due)
+        skew = await self._skew(walk)
+        needed = _since(due, skew)
+        if needed < start and not walk.is_complete:
+            walk = await self._list_since(needed, due)
+            skew = await self._skew(walk) or skew
+        return walk, skew
+
+    async def _list_since(self, start: datetime, due: _Due) -> Walk:
+        end = due.since + _DAY  # the end of the list, whatever the service's clock shows
+        walk = await self._lister.near(start, end, due.first_day)
+        if walk.covered is None and not walk.is_complete:
+            walk = await self._lister.complete(due.first_day)
+        return walk
+
+    async def _skew(self, walk: Walk) -> Skew | None:
+        """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers."""
+        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
+        pairs = ((owned.get(row.id), row.created_at) for row in walk.rows)
+        samples = [
+            ClockSample(shown=shown, began_at=record.sent_at, ended_at=record.ended_at)
+            for record, shown in pairs
+            if record is not None and shown and not record.is_adopted and record.sent_at and record.ended_at
+        ]
+        latest = sorted(samples, key=lambda sample: sample.began_at)[-_WITNESSES:]
+        return estimate_skew(latest) or estimate_skew(walk.dates)
+
+    async def _find_merchant(self, due: _Due, walk: Walk) -> str | None:
+        """Return the account's merchant, if it is known: the list may show every merchant's transactions."""
+        merchant = due.facts.merchant_id
+        if merchant is None and any(row.merchant_id for row in walk.rows):
+            merchant = await self._store.read(
+                lambda journal: merchant_of(journal, walk.rows, owners(journal, [row.id for row in walk.rows]))
+            )
+            if merchant is None:
+                # A service to which someone has bound the account need not know an older transaction.
+                with suppress(ForeignError):
+                    merchant = await self.binding.look_up_own(due.facts) or None
+            if merchant is not None:
+                await self.binding.save(merchant_id=merchant)
+        return merchant
+
+    def _read(
+        self, journal: Journal, walk: Walk, due: _Due, skew: Skew | None, merchant: str | None
+    ) -> tuple[Comparison | None, bool]:
+        """Return the comparison of the rows with the store, None if no clock is known for it; and if one is owned."""
+        ids = [row.id for row in walk.rows]
+        owned = owners(journal, ids)
+        open_ones = doubtful(journal, due.first_day)
+        settled = {*owned, *explained(journal.connection, journal.account, [each for each in ids if each not in owned])}
+        settled.update(*(each.candidates for each in open_ones))  # seen before
+        settled.update(lost_ids(journal.connection, journal.account, ids))
+        lives = find_lives(journal.connection, journal.account, self._settled)
+        rows = [
+            row
+            for row in rows_since(walk.rows, _since(due, skew))
+            if row.id not in settled
+            and not (merchant and row.merchant_id and row.merchant_id != merchant)
+            and not lives.remember(row.created_at, skew)
+        ]
+        if rows and (skew is None or skew.high - skew.low > CLOCKS):
+            return None, bool(owned)
+        open_payments = [
+            OpenPayment(query=query_for(each), is_refused=each.state in REUSABLE)
+            for each in open_ones
+            if each.sent_at is not None and each.state is not PaymentState.ABSENT
+        ]
+        comparison = Comparison(
+            rows=rows,
+            open_payments=open_payments,
+            skew=skew or Skew(low=timedelta(0), high=timedelta(0)),
+            began_at=due.since,
+            grace=self._store.grace,
+        )
+        return comparison, bool(owned)
+
+    async def _is_expected(self, due: _Due) -> bool:
+        """Return whether the list must show a payment of ours."""
+        table, days = payments.c, (due.newest - _DAY, due.since - self._grace)
+        ours = (
+            table.account == self._store.account,
+            table.transaction_id.is_not(None),
+            table.sent_at.between(*days),
+        )
+        shown = sa.select(table.key).where(*ours).limit(1)
+        return await self._store.read(lambda journal: journal.connection.execute(shown).first() is not None)
+
+    def _record(
+        self,
+        journal: Journal,
+        due: _Due,
+        rows: Sequence[Transaction],
+        lost: Span | None,
+        *,
+        settles_at: datetime | None,
+        now: datetime,
+    ) -> int:
+        """Write what a comparison has found, and return how many transactions of a lost time are new."""
+        connection, account = journal.connection, journal.account
+        lock_row(connection, accounts, {"account": account})
+        count = record_lost(journal, rows, now, went_backwards=due.went_backwards)
+        if lost is not None:
+            add_lost_time(connection, account, lost)
+            count += record_lost_lines(journal, lost)
+        if due.went_backwards or not due.facts.is_in_contact(now):
+            begin_life(connection, account, due.since, now)
+        values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": settles_at}
+        values["went_backwards"] = due.went_backwards and settles_at is not None
+        values |= {"timeline": due.facts.timeline_now, "lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
+        if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
+            values["feed_epoch"] = new_epoch()
+        connection.execute(accounts.update().where(accounts.c.account == account).values(values))
+        return count
+
+    def _report(self, count: int, since: datetime) -> None:
+        emit(self._pipeline.on_event, StoreBehind(transactions=count, since=since))
+        logger.warning(
+            "the store is behind the service, as after a restored backup: %d transactions of account %r since %s "
+            "belong to no payment in it; others of their kinds are stopped until you import or explain them: see "
+            "mobilemoney payments unclaimed; if other systems of yours pay too, say so with "
+            "SQLStore(..., sole_writer=False)",
+            count,
+            self._store.account,
+            f"{since:%Y-%m-%d %H:%M:%S} UTC",
+        )
+
+
+def _since(due: _Due, skew: Skew | None) -> datetime:
+    """Return from when on rows are compared, on the service's clock; a day before where nothing shows that."""
+    return shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
+
+
+def _newest_until(journal: Journal, at: datetime) -> datetime | None:
+    """Return when the newest payment until a time was sent whose transaction is known, or None."""
+    table = payments.c
+    here = (table.account == journal.account, table.sent_at <= at, table.transaction_id.is_not(None))
+    newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
+    return journal.connection.execute(newest).scalar_one_or_none()

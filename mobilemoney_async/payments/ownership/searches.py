@@ -1,0 +1,60 @@
+"""Queries for the payments that a listing is compared with, inside one transaction. Each uses an index."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, payments
+from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import find_all
+from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.payments.records.rows import to_record
+
+_DAY = timedelta(days=1)
+# Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
+# decides.
+_MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
+
+_columns = payments.c
+
+
+def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
+    """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
+    start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
+    here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
+    statements = (sa.select(payments).where(here, each, is_of_them) for each in SEARCHABLE)
+    return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
+
+
+def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
+    """Return the payments that a transaction without an owner may be, in a listing from a day on.
+
+    Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
+    """
+    here = _columns.account == journal.account
+    is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_DAY)
+    wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
+    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
+    return [to_record(row) for row in rows]
+
+
+def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
+    """Return payments with a known transaction that a full listing should show and does not, a hundred at most."""
+    if not walk.is_complete:
+        return []
+    first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
+    known = (
+        _columns.account == journal.account,
+        _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
+        *comparable(_columns),
+        _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
+    )
+    statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
+    shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
+    keys = [row.key for row in journal.connection.execute(statement) if row.transaction_id not in shown]
+    return find_all(journal, keys[:_MOST_HIDDEN])

@@ -1,0 +1,175 @@
+"""Surplus of unmatched transactions: what is left of a kind when each open attempt of it has taken one.
+
+What is surplus is no payment of ours, as far as the store knows: it is reported as unclaimed, and it may stop others of
+its kind (`duplicates`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import ERASED, international, local_digits, shift
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
+from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
+from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.records.unmatched import (
+    IS_OPEN,
+    LINES,
+    Line,
+    digest,
+    find_lines,
+    number_key,
+    plain,
+    to_line,
+)
+
+# How far from the send of an open payment a row may be that it has made.
+_REACH = timedelta(days=1, minutes=2)
+# Payments around a row whose number proves nothing, and how many of them are compared.
+_AROUND, _MOST_COMPARED = timedelta(hours=1), 200
+_FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
+
+_columns = unmatched.c
+
+
+@attrs.frozen
+class OpenAttempt:
+    """Latest attempt of a payment that may have made a transaction whose id the store does not know."""
+
+    key: str
+    type: TransactionType
+    phone_number: str = attrs.field(repr=False)
+    amount: Decimal
+    sent_at: datetime
+    candidates: tuple[str, ...] = ()
+
+
+def surplus(lines: Sequence[Line], attempts: Iterable[OpenAttempt], key: str) -> list[Line]:
+    """Return the open lines that are left when each open attempt has taken one of its kind: the nearest in time. Pure.
+
+    Args:
+        lines: The open lines.
+        attempts: The open attempts.
+        key: The account's key of the digests.
+    """
+    pairs: list[tuple[timedelta, str, str]] = []
+    for attempt in attempts:
+        for line in lines:
+            at = line.shown.created_at
+            distance = timedelta(0) if at is None else abs(at - attempt.sent_at)
+            is_alike = line.is_of(attempt.type, attempt.phone_number, attempt.amount, key)
+            # Its own acknowledgement may have named one of another kind.
+            if distance <= _REACH and (is_alike or line.id in attempt.candidates):
+                pairs.append((distance, line.id, attempt.key))
+    taken: set[str] = set()
+    served: set[str] = set()
+    for _, name, key_of in sorted(pairs):
+        if name not in taken and key_of not in served:
+            taken.add(name)
+            served.add(key_of)
+    return [line for line in lines if line.id not in taken]
+
+
+def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> tuple[str, PaymentQuery] | None:
+    """Return a payment of a row's kind in whatever state, by its key: the best fit and then the nearest, or None.
+
+    Where the row's number proves nothing, only payments of the same time are compared.
+    """
+    table, number, digits = payments.c, international(row.phone_number), local_digits(row.phone_number)
+    of_query = (table.key, table.type, table.phone_number, table.sent_at, table.ended_at)
+    alike = sa.select(*of_query).where(
+        table.account == account, table.amount == plain(row.amount), table.sent_at.is_not(None)
+    )
+    made_at = row.created_at or _FIRST_MOMENT
+    days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
+    # One that was queued is created long before it is sent; one that was sent again shows its last time only.
+    around = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
+    if digits is not None:
+        is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
+        around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
+    found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
+    around = around.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
+    erased = None if number is None else f"{ERASED}{digest(number_key(connection, account), number)}"
+    for part in (around, alike.where(table.phone_number.in_([number, erased]))):
+        for each in connection.execute(part.limit(_MOST_COMPARED)):
+            query = PaymentQuery(
+                type=TransactionType(each.type),
+                phone_number=number if number is not None and each.phone_number == erased else each.phone_number,
+                amount=plain(row.amount),
+                sent_at=each.sent_at,
+                ended_at=each.ended_at or each.sent_at,
+            )
+            fit = match(query, row, Spellings())
+            if fit is not Match.NONE:
+                found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
+    best = min(found, default=None, key=lambda each: each[:3])
+    return None if best is None else best[2:]
+
+
+def open_attempts(connection: sa.Connection, account: str) -> list[OpenAttempt]:
+    """Return the open attempts of an account: on their way, unknown, or refused softly until a list has not shown them.
+
+    Of an absent payment someone, or two listings, have said that it made nothing.
+    """
+    return _open_attempts(connection, payments.c.account == account).get(account, [])
+
+
+def count_unclaimed(connection: sa.Connection, now: datetime) -> Mapping[str, int]:
+    """Return the number of open transactions of `find_unclaimed` by account, for all accounts in a few statements."""
+    lines, attempts = dict[str, list[Line]](), _open_attempts(connection, sa.true())
+    statement = LINES.where(IS_OPEN)
+    for row in connection.execute(statement):
+        lines.setdefault(row.account, []).append(to_line(row))
+    of_keys = sa.select(accounts.c.account, accounts.c.number_key)
+    keys = {row.account: row.number_key for row in connection.execute(of_keys)}
+    left = {each: surplus(lines[each], attempts.get(each, []), keys.get(each) or "") for each in lines}
+    return {each: sum(line.is_unclaimed(now) for line in left[each]) for each in left}
+
+
+def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[str, list[OpenAttempt]]:
+    table, attempts = payments.c, dict[str, list[OpenAttempt]]()
+    may_exist = sa.and_(IS_UNIDENTIFIED, table.state != PaymentState.ABSENT)
+    was_refused = sa.and_(WAS_REFUSED_SOFTLY, table.walks == 0)
+    named = (table.account, table.key, table.type, table.phone_number, table.amount, table.sent_at, table.candidates)
+    statements = [sa.select(*named).where(which, each) for each in (may_exist, was_refused)]
+    for row in [row for statement in statements for row in connection.execute(statement)]:
+        if row.sent_at is not None:
+            attempt = OpenAttempt(
+                row.key,
+                TransactionType(row.type),
+                row.phone_number,
+                load_amount(row.amount),
+                row.sent_at,
+                tuple(json.loads(row.candidates or "[]")),
+            )
+            attempts.setdefault(row.account, []).append(attempt)
+    return attempts
+
+
+def find_unclaimed(
+    connection: sa.Connection, account: str, state: str | None, now: datetime
+) -> list[UnclaimedTransaction]:
+    """Return the transactions that no payment claims, first seen first: open ones, or those of another state, or all.
+
+    Open is the surplus, once nothing of ours can be on its way that it may be, and at once what the store has
+    forgotten. Of those that a payment has claimed, only what was unclaimed before.
+    """
+    lines = find_lines(connection, account, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
+    open_ones = [line for line in lines if line.shown.state == OPEN]
+    left = surplus(open_ones, open_attempts(connection, account), number_key(connection, account)) if open_ones else []
+    unclaimed = {line.id for line in left if line.is_unclaimed(now)}
+    return [
+        line.shown
+        for line in lines
+        if state in {None, line.shown.state}
+        and (line.id in unclaimed or line.shown.state == EXPLAINED or (line.shown.state == CLAIMED and line.told_at))
+    ]

@@ -1,0 +1,412 @@
+"""Observer of the service's list: rows that no payment of the store owns, paid twice or by another system.
+
+Every page of the list that any part of a client reads is compared with the store, without a request of its own. A row
+without an owner gets a line in the table (`unmatched`); one so young that its payment may still be on its way is
+remembered until it is not. `grace` and a time-out after it was first seen, what no open attempt may have made is
+reported once.
+
+`AccountStore.seen` remembers the rows, so a page of known rows asks nothing of the database:
+
+- True: a payment has acknowledged it, so it also shows which merchant is ours.
+- False: it is history, of another merchant, or was found in the list by its payment.
+- a `_Sighting`: nothing owns it yet.
+- its status: it was reported, or explained.
+
+Critical section: of several processes that report a row at once, the one that has noted so does it. A task that is
+cancelled meanwhile ends that first, inside a shield. Other tasks may change `seen` at each await, to the same end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.contract.comparison import is_same_payment, shift
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.schema import accounts, payments, unmatched
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import TransactionUnclaimed, emit
+from mobilemoney_async.payments.ownership.binding import Binding
+from mobilemoney_async.payments.ownership.comparison import Lives, Span
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
+from mobilemoney_async.payments.ownership.final_states import compare_final_states
+from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
+from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, is_within
+from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks, owners
+from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, plain, status_of, thin
+from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.values import shown_id, valid_name
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds for which a request may live beyond its time-out: as in `creates`.
+_MARGIN = timedelta(seconds=5)
+# Surplus transactions of an account. Some places are kept for those that may be paid twice.
+_MOST, _MOST_STRANGERS = 1_000, 900
+# Rows within a week that prove another system, and for how long that holds after the last one.
+_PROOF, _WEEK, _MONTH = 3, timedelta(days=7), timedelta(days=30)
+# The time between two warnings, and after a failure of the store.
+_QUIET = timedelta(minutes=5)
+_MOST_NAMED = 3
+# The time between two looks whether the store's life goes on.
+_CONTACT = timedelta(minutes=1)
+# A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
+_SLACK = timedelta(minutes=1)
+# What the service's clock may be behind, if no payment of ours shows it.
+_UNKNOWN_CLOCK = timedelta(days=1)
+
+_columns = unmatched.c
+
+
+@attrs.frozen
+class _Sighting:
+    """First sighting of a row, and the time from which it is judged, both on our clock."""
+
+    first_at: datetime
+    due_at: datetime
+
+
+@attrs.frozen
+class _Known:
+    """What the store knows of some rows.
+
+    Attributes:
+        account: The account's row, or None before its first payment.
+        owned: When the payments that own some of them were sent; None for one that has not acknowledged its
+            transaction.
+        lines: Those that have a line, by id.
+    """
+
+    account: sa.Row[Any] | None
+    owned: Mapping[str, datetime | None]
+    lines: Mapping[str, Line]
+
+
+class UnclaimedObserver:
+    """Observer of the transaction list for one client with a store.
+
+    Args:
+        store: Of the account.
+        binding: Of the account; another merchant's list is not compared.
+        pipeline: Of the client.
+    """
+
+    def __init__(self, store: AccountStore, binding: Binding, pipeline: Pipeline) -> None:
+        self._store = store
+        self._binding = binding
+        self._seen = store.seen
+        self._utcnow = pipeline.utcnow
+        self._wait = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
+        self._on_event = pipeline.on_event
+        self._merchant_id: str | None = None
+        # How far the service's clock is ahead, as the first state of our own payments shows; None if nothing does yet.
+        self._ahead: timedelta | None = None
+        self._is_full = False
+        self._unreported: list[UnclaimedTransaction] = []
+        self._quiet_until: datetime | None = None
+        self._paused_until: datetime | None = None
+        self._contact_at: datetime | None = None
+
+    async def observe(self, rows: Sequence[Transaction]) -> None:
+        """Compare the rows of a page with the store, and report those that no payment claims.
+
+        Errors are logged: the page itself is fine. A cancelled call may leave rows to the next page that shows them.
+        """
+        now = self._utcnow()
+        if self._unreported:
+            self._warn(now)
+        if self._contact_at is None or now - self._contact_at >= _CONTACT:
+            self._contact_at = now
+            with suppress(StoreError):  # the next page is not far
+                await self._binding.keep_contact()
+        await compare_final_states(self._store, rows, now=now, on_event=self._on_event)
+        seen = self._seen.get
+        new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
+        teaches = self._merchant_id is None and any(row.merchant_id and seen(row.id) is True for row in rows)
+        if not (new or teaches) or (self._paused_until is not None and now < self._paused_until):
+            return
+        try:
+            await self._compare(rows, new, now)
+        except StoreError as exc:
+            self._paused_until = now + _QUIET
+            warn_of_store("the list is not compared with the store now", exc)
+        except Exception as exc:
+            self._paused_until = now + _QUIET
+            logger.warning("the list is not compared with the store now: %s", exc, exc_info=True)
+
+    def _is_new(self, row: Transaction, now: datetime) -> bool:
+        """Return whether the store has to be asked about a row that is not known to be owned or settled."""
+        known = self._seen.get(row.id)
+        if isinstance(known, _Sighting):
+            return now >= known.due_at
+        return known != row.status and valid_name(row.id) is not None
+
+    async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
+        own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
+        ids = [*own, *(row.id for row in new)]
+        known = await self._store.read(lambda journal: _look(journal, ids))
+        account = known.account
+        if account is None or account.number_key is None:
+            return  # before the first payment
+        if not self._binding.is_known(account.host, account.credentials):
+            await self._binding.require_bound()
+        self._learn(rows, known.owned)
+        self._merchant_id = account.merchant_id or await self._learn_merchant(rows)
+        began_at = shift(account.first_record_at, self._ahead or timedelta(0))
+        fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
+        for row in new:
+            line = known.lines.get(row.id)
+            if row.id in known.owned:
+                continue
+            if line is None:
+                first_at = self._first_seen(row, began_at, now)
+                if first_at is not None:
+                    fresh.append((row, first_at))
+            elif line.shown.state != OPEN:
+                self._store.remember(row.id, str(row.status))
+            else:
+                changed += [row] if line.shown.status != row.status else []
+                if line.told_at is not None:
+                    self._store.remember(row.id, str(row.status))
+                else:
+                    is_due = is_due or now >= line.due_at
+                    self._store.remember(row.id, _Sighting(line.shown.first_seen_at, max(line.due_at, now)))
+        if fresh or changed or is_due:
+            await self._write(account, fresh, changed, now)
+
+    def _learn(self, rows: Sequence[Transaction], owned: Mapping[str, datetime | None]) -> None:
+        """Remember the rows of our payments, which show the service's clock."""
+        shown = {row.id: row.created_at for row in rows}
+        for transaction_id, sent_at in owned.items():
+            self._store.remember(transaction_id, sent_at is not None)
+        ahead = (made_at - at for each, at in owned.items() if at is not None and (made_at := shown[each]) is not None)
+        self._ahead = min(ahead, default=self._ahead)
+
+    async def _learn_merchant(self, rows: Sequence[Transaction]) -> str | None:
+        """Return and record our merchant, if all rows of payments that were acknowledged to us show the same one."""
+        own = [row for row in rows if row.merchant_id and self._seen.get(row.id) is True]
+        if not own:
+            return None
+        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in own]), share_key="")
+        shown = {row.merchant_id for row in own if row.id in owned and _is_row_of(row, owned[row.id])}
+        if len(shown) != 1:
+            return None
+        await self._store.write(lambda journal: journal.learn_merchant(*shown), share_key="")
+        return shown.pop()
+
+    def _first_seen(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
+        """Return when a row without an owner was first seen, if it is to have a line now; else remember it.
+
+        `began_at` is when the account made its first payment, on the service's clock.
+        """
+        made_at, known = row.created_at, self._seen.get(row.id)
+        is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
+        is_older = made_at is not None and made_at < shift(began_at, -_SLACK)
+        is_recent = made_at is not None and made_at >= shift(began_at, -_UNKNOWN_CLOCK)
+        if is_older and is_recent and not is_foreign and self._ahead is None:
+            return None  # once a payment of ours shows the clock
+        if is_foreign or is_older:
+            self._store.remember(row.id, False)
+            return None
+        first_at = known.first_at if isinstance(known, _Sighting) else now
+        is_old = made_at is None or made_at < shift(now, (self._ahead or timedelta(0)) - self._wait)
+        self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
+        return first_at if is_old or now >= first_at + self._wait else None
+
+    async def _write(
+        self,
+        account: sa.Row[Any],
+        fresh: Sequence[tuple[Transaction, datetime]],
+        changed: Sequence[Transaction],
+        now: datetime,
+    ) -> None:
+        """Add lines for rows with their first sightings, and new states of others; report what is unclaimed now."""
+
+        async def write() -> None:
+            told, waiting, is_full = await self._store.write(
+                lambda journal: self._record(journal, account, fresh, changed, now)
+            )
+            self._seen.update((each.transaction_id, str(each.status)) for each in told)
+            # What an open attempt may have made is looked at again, since that may have made another one.
+            self._seen.update((each.id, _Sighting(each.shown.first_seen_at, now + self._wait)) for each in waiting)
+            self._report(told, now, is_full=is_full)
+
+        await shielded(write)  # once it is noted, a row is reported by this task or never
+
+    def _record(
+        self,
+        journal: Journal,
+        account: sa.Row[Any],
+        fresh: Sequence[tuple[Transaction, datetime]],
+        changed: Sequence[Transaction],
+        now: datetime,
+    ) -> tuple[list[UnclaimedTransaction], list[Line], bool]:
+        """Write as of `_write`.
+
+        Returns:
+            What is to be reported; what is due, and left to an open attempt; and whether there was no room for others.
+        """
+        run, here, name = journal.connection.execute, _columns.account == journal.account, journal.account
+        for row in changed:
+            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status_of(row)))
+        thin(journal.connection, name, now)
+        strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
+        count, is_full = run(strangers).scalar_one(), False
+        lost_times = find_lost_times(journal.connection, name) if fresh else ()
+        lives, others = find_lives(journal.connection, name, self._wait), 0
+        for row, first_at in fresh:
+            like = find_attempt(journal.connection, name, row)
+            lost = next((each for each in lost_times if each.holds(row.created_at)), None)
+            is_foreign = lost is None and self._is_foreign(row, like, lives)
+            if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
+                is_full = True
+                continue
+            due_at = first_at + self._wait
+            is_new = add_line(
+                journal.connection,
+                name,
+                row,
+                account.number_key,
+                first_at=first_at,
+                due_at=due_at,
+                now=now,
+                kind=None if like is None else (like[1].type, like[1].phone_number),
+                fits_key=None if like is None else like[0],
+                is_lost=lost is not None,
+                went_backwards=lost is not None and lost.went_backwards,
+                is_foreign=is_foreign,
+            )
+            count, others = count + is_new, others + (is_new and is_foreign)
+        if others:
+            self._count_others(journal, account, now)
+        lines = find_lines(journal.connection, name, IS_OPEN)
+        left = {each.id for each in surplus(lines, open_attempts(journal.connection, name), account.number_key)}
+        due = [each for each in lines if each.told_at is None and each.due_at <= now]
+        told = [each.shown for each in due if each.id in left]
+        for each in told:
+            run(unmatched.update().where(here, _columns.transaction_id == each.transaction_id).values(told_at=now))
+            journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
+        return told, [each for each in due if each.id not in left], is_full
+
+    def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, lives: Lives) -> bool:
+        """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
+        if self._store.sole_writer is not None or self._ahead is None:
+            return False
+        skew = Skew(low=self._ahead - _MARGIN, high=self._ahead + _MARGIN)
+        is_near = like is not None and is_within(row, *like[1].window(skew))
+        return lives.remember(row.created_at, skew) and not is_near
+
+    def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
+        """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
+        here = (_columns.account == journal.account, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK)
+        count = journal.connection.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
+        if count < _PROOF:
+            return
+        until = {"others_until": now + _MONTH}
+        journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(until))
+        if account.others_until is None or account.others_until < now:
+            logger.warning(
+                "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
+                "stop collections; say so with SQLStore(..., sole_writer=False)",
+                journal.account,
+            )
+
+    def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
+        for each in made:
+            kind, status = shown_id(str(each.type)), shown_id(str(each.status))
+            event = TransactionUnclaimed(
+                transaction_id=each.transaction_id, type=kind, status=status, fits_key=each.fits_key
+            )
+            emit(self._on_event, event)
+        self._unreported += made
+        self._warn(now)
+        if is_full and not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "no payment of account %r claims more transactions than are recorded: if other systems of yours pay "
+                "too, say so with SQLStore(..., sole_writer=False)",
+                self._store.account,
+            )
+
+    def _warn(self, now: datetime) -> None:
+        """Log the transactions of the last minutes in one line, unless there was one a short time ago."""
+        if not self._unreported or (self._quiet_until is not None and now < self._quiet_until):
+            return
+        some, self._unreported, self._quiet_until = self._unreported, [], now + _QUIET
+        logger.warning(
+            "no payment of account %r claims %d of the transactions at the service, of which %d may be paid twice: "
+            "%s%s; see payments.unclaimed(), or mobilemoney payments unclaimed",
+            self._store.account,
+            len(some),
+            sum(each.fits_key is not None for each in some),
+            ", ".join(shown_id(each.transaction_id) for each in some[:_MOST_NAMED]),
+            ", …" if len(some) > _MOST_NAMED else "",
+        )
+
+
+def _look(journal: Journal, ids: Sequence[str]) -> _Known:
+    """Look transactions up."""
+    run, table = journal.connection.execute, payments.c
+    of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at).where(
+        table.account == journal.account
+    )
+    owned: dict[str, datetime | None] = {}
+    lines: dict[str, Line] = {}
+    for some in chunks(ids):
+        for row in run(of_payments.where(table.transaction_id.in_(some))):
+            owned[row.transaction_id] = None if row.is_adopted else row.sent_at
+        found = find_lines(journal.connection, journal.account, _columns.transaction_id.in_(some))
+        lines |= {each.id: each for each in found}
+    account = run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none()
+    return _Known(account, owned, lines)
+
+
+def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
+    """Return whether nothing that a row shows contradicts the payment that owns it."""
+    return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=plain(record.amount))
+
+
+def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *, went_backwards: bool) -> int:
+    """Note rows as transactions of a time that the store has forgotten, and return how many are new."""
+    connection, count = journal.connection, 0
+    key = DuplicateGuard(journal.account).number_key(connection, now)
+    for row in rows:
+        if add_line(
+            connection,
+            journal.account,
+            row,
+            key,
+            first_at=now,
+            due_at=now,
+            now=now,
+            is_lost=True,
+            went_backwards=went_backwards,
+        ):
+            count += 1
+            continue
+        # It was taken for another system's, since the list was read before the store was compared.
+        count += _mark_lost(journal, _columns.transaction_id == row.id, went_backwards=went_backwards)
+    return count
+
+
+def record_lost_lines(journal: Journal, lost: Span) -> int:
+    """Note the lines of a lost time as such, and return how many are new."""
+    return _mark_lost(journal, _columns.created_at.between(lost.start, lost.end), went_backwards=lost.went_backwards)
+
+
+def _mark_lost(journal: Journal, which: sa.ColumnElement[bool], *, went_backwards: bool) -> int:
+    here = (_columns.account == journal.account, which, IS_OPEN, ~_columns.is_lost)
+    change = unmatched.update().where(*here).values(is_lost=True, went_backwards=went_backwards)
+    return journal.connection.execute(change).rowcount

@@ -1,0 +1,1 @@
+"""Batches of payouts that a second person approves."""

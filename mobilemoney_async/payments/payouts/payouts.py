@@ -1,0 +1,283 @@
+"""``client.payouts``: batches of disbursements that one person proposes and another approves.
+
+Proposing checks and records, approving queues all lines in one transaction, and a dispatcher sends them. So each step
+is done as a whole or not at all, and may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, overload
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import batches
+from mobilemoney_async.errors import TransactionNotFound
+from mobilemoney_async.events import Handler
+from mobilemoney_async.payments.creates.creates import payment_request
+from mobilemoney_async.payments.creates.disbursement_limits import lock_limits, require_batch_within
+from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel_batch, enqueue_all
+from mobilemoney_async.payments.ownership.final_states import compare_final_states
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, read_person, write_report
+from mobilemoney_async.payments.payouts.queries import (
+    APPROVED,
+    CANCELLED,
+    PROPOSED,
+    can_queue,
+    change_row,
+    count_states,
+    find_lines,
+    find_payments,
+    find_row,
+    find_warnings,
+    insert_batch,
+    nothing_changed,
+    to_batch,
+    to_line,
+)
+from mobilemoney_async.payments.payouts.retry import find_open, make_retry, replace, transactions_of
+from mobilemoney_async.payments.payouts.review import find_batch
+from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_rows
+from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.resources.bulk_lookup import Lookup
+from mobilemoney_async.values import refuse, require_integer, require_name, require_text
+
+LookUp: TypeAlias = Callable[[Iterable[str]], AsyncIterator[Lookup]]
+"""Function that looks up transactions by their ids."""
+
+# States of payments that may still be stopped: one that is on its way may come back.
+_STOPPABLE = frozenset(map(str, (PaymentState.QUEUED, PaymentState.SENDING, PaymentState.NOT_SENT)))
+
+
+@attrs.define(eq=False, slots=False)
+class Payouts:
+    """Batches of one account. Every method raises `StoreError` if the database fails or cannot be reached."""
+
+    _store: AccountStore = attrs.field(repr=False)
+    _utcnow: Callable[[], datetime] = attrs.field(repr=False)
+    _limits: DisbursementLimits | None = None
+    _look_up: LookUp | None = attrs.field(default=None, repr=False)
+    _on_event: Handler | None = attrs.field(default=None, repr=False)
+
+    async def propose(
+        self, rows: Rows, *, name: str, by: str, local_numbers: bool = False, columns: Mapping[str, str] | None = None
+    ) -> PayoutBatch:
+        """Check a batch as a whole, and record it for someone else to approve. Nothing is sent.
+
+        A row that names no key gets one from the content of the whole batch and its number: the same content, proposed
+        twice, is paid once. To pay the same people the same amounts again next month, give it a column for the month.
+
+        Args:
+            rows: Text, open file or path of a CSV in UTF-8 with the header ``phone_number,amount[,key][,…]``,
+                separated by commas, semicolons or tabs; path, bytes or open file of an .xlsx (extra ``xlsx``) with this
+                header; or mappings with these keys; 50,000 at most. Other columns come back in the report; ``type``
+                and ``currency`` must be ``disbursement`` and ``TZS`` where they are given.
+            name: Of the batch, such as ``salaries 2026-11``, at most 200 characters.
+            by: Your name, at most 200 characters. Your program checks who you are.
+            local_numbers: Whether numbers may be written without their country code (``0788 500 000``), as Tanzanian.
+            columns: The file's names of our columns where they are others, such as ``{"amount": "Kiasi"}``.
+
+        Raises:
+            InvalidRequest: An argument is invalid, or rows are: it names their lines. Or the extra is missing.
+        """
+        title, proposer = require_name("name", name), read_person(by)
+        read = read_rows(rows, local_numbers=local_numbers, columns=columns)
+        keys, now = keys_of(digest(read), read), self._utcnow()
+
+        def record(journal: Journal) -> PayoutBatch:
+            made = insert_batch(journal, read, keys, name=title, by=proposer, at=now)
+            return find_batch(journal, made, now)
+
+        await self._store.database.open()
+        return await self._store.write(record)
+
+    async def approve(self, id: str, *, by: str, digest: str) -> PayoutBatch:
+        """Queue all lines of a batch, in one transaction. A dispatcher sends them: ``client.dispatcher()``.
+
+        Approving it again changes nothing.
+
+        Args:
+            id: The batch.
+            by: Your name: another one than the proposer's, by more than case, blanks, accents and punctuation.
+            digest: The one that you were shown with the batch.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such batch, it is cancelled, the digest is another one, or you have proposed it. Or
+                it is a retry, and a payment that it repeats has not failed any more.
+            IdempotencyConflict: A key was used for another payment; nothing was queued.
+            LimitExceeded: The batch exceeds one of the client's `DisbursementLimits`, together with what was sent in
+                the last 24 hours, and what is queued; nothing was queued.
+        """
+        approver, shown = read_person(by), require_text("digest", digest).strip()
+        name, limits = require_name("id", id), self._limits
+
+        def approve(journal: Journal, now: datetime) -> PayoutBatch:
+            if limits is not None:
+                lock_limits(journal)
+            # All batches of this content wait for each other, since they have the same keys; in one order, against
+            # deadlocks.
+            alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
+            locked = journal.connection.execute(alike.order_by(batches.c.id).with_for_update()).all()
+            batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
+            if is_same_person(approver, batch.proposed_by):
+                raise nothing_changed(
+                    f"batch {id!r} was proposed by {batch.proposed_by}: someone else has to approve it"
+                )
+            if shown != batch.digest:
+                raise nothing_changed(f"the digest is not that of batch {id!r}: look at it again")
+            if batch.state == CANCELLED:
+                raise nothing_changed(f"batch {id!r} was cancelled by {batch.cancelled_by}")
+            if batch.state == PROPOSED:
+                lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
+                replace(journal, lines, batch=batch.id, at=now)
+                if limits is not None:
+                    new = [line for line in lines if line.key not in used or can_queue(used[line.key])]
+                    require_batch_within(journal, limits, batch.id, new, at=now)
+                orders = [_order(batch.id, line) for line in lines]
+                enqueue_all(journal, orders, now, used=used)
+                change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
+            return attrs.evolve(
+                find_batch(journal, batch.id, now), warnings=find_warnings(find_lines(journal, batch.id))
+            )
+
+        await self._store.database.open()
+        return await self._store.decide(approve, self._utcnow)
+
+    async def retry(self, id: str, *, by: str) -> PayoutBatch:
+        """Propose the lines of a batch that failed once more, as a new batch for someone else to approve.
+
+        They are the lines that were refused for certain, and those that failed: the transaction of each is looked up
+        first. The others are in ``left_out`` of the batch. The new payments have keys of their own, and once the retry
+        is approved the old keys are used up. So at most one payment of a line can move money.
+
+        Asked again, or by two people at once, this returns the retry that is still to be approved. A retry may be
+        retried, too. A cancelled call has proposed it or not: call it again.
+
+        Args:
+            id: The batch, which was approved.
+            by: Your name, as for `propose`.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such batch, it was not approved, or none of its lines can be paid again.
+            MobileMoneyError: A transaction could not be looked up; nothing was recorded.
+        """
+        person, name, now = read_person(by), require_name("id", id), self._utcnow()
+        if self._look_up is None:
+            raise refuse("payouts", "those of a client: a retry looks up transactions")
+
+        def look(journal: Journal) -> PayoutBatch | Sequence[str]:
+            found = find_open(journal, find_row(journal, name).id)
+            return transactions_of(journal, name) if found is None else find_batch(journal, found, now)
+
+        await self._store.database.open()
+        failed = await self._store.read(look)
+        if isinstance(failed, PayoutBatch):
+            return failed
+        shown: dict[str, Transaction] = {}
+        async for each in self._look_up(failed):
+            if each.transaction is not None:
+                shown[each.transaction_id] = each.transaction
+            elif each.error is not None and not isinstance(each.error, TransactionNotFound):
+                raise each.error
+        now = self._utcnow()
+        await compare_final_states(self._store, [*shown.values()], now=now, on_event=self._on_event)
+        return await self._store.write(lambda journal: make_retry(journal, name, shown, by=person, at=now))
+
+    async def cancel(self, id: str, *, by: str) -> PayoutBatch:
+        """Stop the lines of a batch that are not sent yet. Payments of other batches under the same keys go on.
+
+        Cancelling it again changes nothing.
+
+        Args:
+            id: The batch.
+            by: Your name; the proposer's and the approver's will do.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such batch, or all of it was sent.
+        """
+        person, name, now = read_person(by), require_name("id", id), self._utcnow()
+
+        def stop(journal: Journal) -> PayoutBatch:
+            batch = find_row(journal, name, lock=True)  # two people may decide at once
+            if batch.state == APPROVED and not count_states(journal, batch.id).keys() & _STOPPABLE:
+                raise nothing_changed(f"all payments of batch {id!r} were sent")
+            cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
+            if batch.state != CANCELLED:
+                change_row(journal, batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now)
+            return find_batch(journal, batch.id, now)
+
+        await self._store.database.open()
+        return await self._store.write(stop)
+
+    async def get(self, id: str) -> PayoutBatch:
+        """Return a batch as it is now.
+
+        Raises:
+            InvalidRequest: The id is blank.
+            StoreError: There is no such batch.
+        """
+        name, now = require_name("id", id), self._utcnow()
+        return await self._store.read(lambda journal: find_batch(journal, name, now))
+
+    async def list(self, *, limit: int = 100) -> list[PayoutBatch]:
+        """Return the batches that were proposed last, newest first, without their duplicates and warnings.
+
+        Raises:
+            InvalidRequest: The limit is not at least 1.
+        """
+        most = require_integer("limit", limit, 1)
+
+        def latest(journal: Journal) -> list[PayoutBatch]:
+            statement = sa.select(batches).where(batches.c.account == journal.account)
+            newest = statement.order_by(batches.c.proposed_at.desc(), batches.c.id).limit(most)
+            return [to_batch(journal, each) for each in journal.connection.execute(newest).all()]
+
+        return await self._store.read(latest)
+
+    @overload
+    async def report(self, id: str) -> Sequence[PayoutLine]: ...
+
+    @overload
+    async def report(self, id: str, format: Literal["csv", "json"]) -> str: ...
+
+    async def report(self, id: str, format: str | None = None) -> Sequence[PayoutLine] | str:
+        """Return the lines of a batch with their payments, as `PayoutLine` or as the text of a file.
+
+        Args:
+            id: The batch.
+            format: ``csv`` or ``json`` for the text of a file, with whole phone numbers; None for `PayoutLine`. In a
+                CSV, a text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+        Raises:
+            InvalidRequest: An argument is invalid.
+            StoreError: There is no such batch.
+        """
+        name = require_name("id", id)
+        if format not in {None, "csv", "json"}:
+            raise refuse("format", "csv, json or None", format)
+
+        def report(journal: Journal) -> Sequence[PayoutLine]:
+            batch = find_row(journal, name)
+            found = {} if batch.approved_at is None else find_payments(journal, batch.id)
+            lines = find_lines(journal, batch.id)
+            warnings = find_warnings(lines)
+            return [to_line(each, found.get(each.key), batch, warnings.get(each.line)) for each in lines]
+
+        lines = await self._store.read(report)
+        return lines if format is None else write_report(lines, format)
+
+
+def _order(batch: str, line: sa.Row[Any]) -> tuple[PaymentRequest, QueueOptions]:
+    body = {"phone_number": line.phone_number, "amount": line.amount}
+    request = payment_request(TransactionType.DISBURSEMENT, body, line.key)
+    return request, QueueOptions(batch=batch, line=line.line, previous_key=line.previous_key)

@@ -1,0 +1,217 @@
+"""Queries for batches of payouts, inside one transaction: their lines, payments, states and what to look at."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import ERASED
+from mobilemoney_async.contract.states import TransactionStatus
+from mobilemoney_async.database.schema import batch_lines, batches, payments
+from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of, warnings_of
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
+from mobilemoney_async.payments.records.rows import to_record
+
+PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
+"""States of a batch."""
+
+
+def nothing_changed(reason: str) -> StoreError:
+    """Return the error for what cannot be done with a batch."""
+    return StoreError(f"{reason}: nothing was changed", outcome="not_sent")
+
+
+def insert_batch(
+    journal: Journal,
+    rows: Sequence[PayoutRow],
+    keys: Sequence[str],
+    *,
+    name: str,
+    by: str,
+    at: datetime,
+    previous: Sequence[str | None] = (),
+    parent: str | None = None,
+) -> str:
+    """Record a batch that is to be approved, and return its id; `previous` are the keys that a retry replaces."""
+    new = uuid.uuid4().hex[:12]
+    batch: dict[str, Any] = {"account": journal.account, "id": new, "name": name, "state": PROPOSED, "parent": parent}
+    batch |= {"digest": digest(rows), "lines": len(rows), "total": f"{total_of(rows):f}"}
+    batch |= {"proposed_by": by, "proposed_at": at}
+    journal.connection.execute(batches.insert(), batch)
+    lines = [
+        {
+            "account": journal.account,
+            "batch": new,
+            "line": row.line,
+            "key": key,
+            "phone_number": row.phone_number,
+            "amount": row.amount,
+            "info": json.dumps(dict(row.info)) if row.info else None,
+            "previous_key": before,
+        }
+        for row, key, before in zip(rows, keys, previous or [None] * len(rows), strict=True)
+    ]
+    for some in chunks(lines, 1_000):
+        journal.connection.execute(batch_lines.insert(), some)
+    return new
+
+
+def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
+    """Return a batch, or raise `StoreError` if there is none; locked until the commit, if asked for."""
+    statement = sa.select(batches).where(batches.c.account == journal.account, batches.c.id == id)
+    row = journal.connection.execute(statement.with_for_update() if lock else statement).one_or_none()
+    if row is None:
+        raise nothing_changed(f"there is no batch {id!r}")
+    return row
+
+
+def change_row(journal: Journal, id: str, **values: Any) -> None:
+    """Change columns of a batch."""
+    here = (batches.c.account == journal.account, batches.c.id == id)
+    journal.connection.execute(batches.update().where(*here).values(values))
+
+
+def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
+    """Return the lines of a batch, in their order."""
+    statement = sa.select(batch_lines).where(batch_lines.c.account == journal.account, batch_lines.c.batch == id)
+    return journal.connection.execute(statement.order_by(batch_lines.c.line)).all()
+
+
+def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any]:
+    """Join the lines of a batch with the payments under their keys; an earlier batch may have queued some.
+
+    Lines without a payment stay, so that PostgreSQL begins with the lines whatever it knows of the tables: the other
+    way round, it reads all lines again for each payment.
+    """
+    of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
+    both = batch_lines.outerjoin(payments, of_line)
+    return statement.select_from(both).where(batch_lines.c.account == account, batch_lines.c.batch == id)
+
+
+def find_payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
+    """Return the payments under the keys of a batch's lines, by key."""
+    found = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id))
+    return {row.key: row for row in found if row.key is not None}
+
+
+def can_queue(row: sa.Row[Any]) -> bool:
+    """Return whether an approval queues an earlier payment again."""
+    return move(PaymentState(row.state), PaymentEvent.ENQUEUE) is not None
+
+
+def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, list[sa.Row[Any]]]:
+    """Return all payments of a line, oldest first, by one of their keys: each retry has made one in place of the last.
+
+    With `lock`, the payment of the key itself is locked until the commit.
+    """
+    chains: dict[str, list[sa.Row[Any]]] = {row.key: [row] for row in find_keys(journal, keys, lock=lock)}
+    for link, end in (("previous_key", 0), ("next_key", -1)):
+        while others := {
+            key: getattr(rows[end], link) for key, rows in chains.items() if getattr(rows[end], link) is not None
+        }:
+            found = {row.key: row for row in find_keys(journal, others.values())}
+            for key, other in others.items():
+                chains[key].insert(len(chains[key]) if end else 0, found[other])
+    return chains
+
+
+def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> Iterator[sa.Row[Any]]:
+    """Yield the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
+    for some in chunks(sorted(keys)):
+        here = (payments.c.account == journal.account, payments.c.key.in_(some))
+        statement = sa.select(payments).where(*here).order_by(payments.c.key)
+        yield from journal.connection.execute(statement.with_for_update() if lock else statement)
+
+
+def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
+    """Return why a line cannot be paid again, by all its payments; None if all of them have failed for certain."""
+    for number, row in enumerate(chain):
+        if row.state == PaymentState.FINAL and row.status != TransactionStatus.SUCCESS:
+            if row.cause is not None:
+                return f"the service shows another final state of payment {row.key!r} than before"
+        elif row.state == PaymentState.REFUSED and not row.is_certain:
+            return f"payment {row.key!r} was refused without a code of the contract, and may exist"
+        elif row.state != PaymentState.REFUSED and (
+            row.state != PaymentState.CANCELLED or (not number and row.next_key is None)
+        ):
+            return f"payment {row.key!r} is {line_state(row)}"
+    if chain and chain[-1].phone_number.startswith(ERASED):
+        return "its phone number was erased"
+    return None if chain else "it was never queued"
+
+
+def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
+    """Return what to check about the phone numbers of lines, by line."""
+    return warnings_of((each.line, each.phone_number) for each in lines)
+
+
+def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:
+    """Return the batch that a row holds."""
+    return PayoutBatch(
+        id=row.id,
+        name=row.name,
+        digest=row.digest,
+        state=row.state,
+        proposed_by=row.proposed_by,
+        proposed_at=row.proposed_at,
+        approved_by=row.approved_by,
+        approved_at=row.approved_at,
+        cancelled_by=row.cancelled_by,
+        cancelled_at=row.cancelled_at,
+        lines=row.lines,
+        total=load_amount(row.total),
+        retry_of=row.parent,
+        states={} if row.approved_at is None else count_states(journal, row.id),
+    )
+
+
+def count_states(journal: Journal, id: str) -> Mapping[str, int]:
+    """Return the number of lines in each state, as of `PayoutLine.state`."""
+    columns = payments.c
+    kinds = _of_lines(sa.select(columns.state, columns.status, sa.func.count().label("number")), journal.account, id)
+    found: Counter[str] = Counter()
+    for row in journal.connection.execute(kinds.group_by(columns.state, columns.status)):
+        if row.state is not None:
+            found[line_state(row)] += row.number
+    return found
+
+
+def line_state(row: sa.Row[Any]) -> str:
+    """Return the state of a payment, or of its transaction once that is final."""
+    return str(row.status if row.state == PaymentState.FINAL else row.state)
+
+
+def to_line(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warning: str | None) -> PayoutLine:
+    """Return a line with its payment."""
+    record = None if row is None else to_record(row)
+    transaction = None if record is None else record.transaction
+    return PayoutLine(
+        line=line.line,
+        key=line.key,
+        phone_number=line.phone_number,
+        amount=load_amount(line.amount),
+        state=batch.state if row is None else line_state(row),
+        transaction_id=None if record is None else record.transaction_id,
+        fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
+        reason=None if row is None or record is None else _reason(row, record, batch.id),
+        warning=warning,
+        info={} if line.info is None else dict(json.loads(line.info)),
+    )
+
+
+def _reason(row: sa.Row[Any], record: PaymentRecord, batch: str) -> str | None:
+    other = None if row.batch == batch else f"of batch {row.batch}" if row.batch else "made before this batch"
+    why = record.reason or record.error if record.transaction is None else record.transaction.failure_reason
+    later = row.next_key and f"paid again under the key {row.next_key!r}"
+    return "; ".join(filter(None, (other, why, later))) or None

@@ -1,0 +1,173 @@
+"""What the approver of a batch should look at before the approval: what may be paid twice, is large, new, or odd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import batches, payments
+from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.queries import (
+    PROPOSED,
+    can_queue,
+    find_chains,
+    find_lines,
+    find_payments,
+    find_row,
+    find_warnings,
+    line_state,
+    obstacle,
+    to_batch,
+    to_line,
+)
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.record import PaymentState
+
+_RECENT = timedelta(days=30)
+# Largest lines that are shown, and earlier batches among which the last one of a name is looked for.
+_LARGEST, _MOST_EARLIER = 5, 1_000
+
+
+def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
+    """Return a batch; a proposed one with what its approver should look at."""
+    row = find_row(journal, id)
+    if row.state != PROPOSED:
+        return to_batch(journal, row)
+    lines, used = find_lines(journal, id), find_payments(journal, id)
+    return attrs.evolve(
+        to_batch(journal, row),
+        duplicates=_duplicates(journal, lines, used, now),
+        warnings=find_warnings(lines),
+        repeats=_repeats(journal, row, used),
+        left_out=_left_out(journal, row, lines),
+        largest=_largest(lines, row),
+        new_recipients=_new_recipients(journal, lines),
+        last_total=_last_total(journal, row),
+    )
+
+
+def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLine, ...]:
+    """Return the largest lines of a proposed batch, the largest first."""
+    largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
+    return tuple(to_line(each, None, batch, None) for each in largest)
+
+
+def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
+    """Return the lines whose numbers no disbursement of the store was paid to."""
+    paid: set[str] = set()
+    columns = payments.c
+    for some in chunks({each.phone_number for each in lines}):
+        here = (columns.account == journal.account, columns.phone_number.in_(some))
+        was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
+        statement = sa.select(columns.phone_number).where(*here, *was_paid).distinct()
+        paid.update(journal.connection.execute(statement).scalars())
+    return tuple(each.line for each in lines if each.phone_number not in paid)
+
+
+def _last_total(journal: Journal, batch: sa.Row[Any]) -> Decimal | None:
+    """Return the total of the batch of the same name, but for its digits, that was approved last; None for a retry."""
+    columns, name = batches.c, _without_digits(batch.name)
+    approved = (columns.account == journal.account, columns.approved_at.is_not(None), columns.id != batch.id)
+    earlier = sa.select(columns.name, columns.total).where(*approved, columns.parent.is_(None))
+    rows = journal.connection.execute(earlier.order_by(columns.approved_at.desc()).limit(_MOST_EARLIER))
+    alike = (row.total for row in rows if batch.parent is None and _without_digits(row.name) == name)
+    return next((load_amount(total) for total in alike), None)
+
+
+def _without_digits(name: str) -> str:
+    return "".join(each for each in name.casefold() if not each.isdigit())
+
+
+def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) -> Mapping[int, str]:
+    """Return why other lines of a retry's parent that are not paid are not in it, by line."""
+    if batch.parent is None:
+        return {}
+    numbers, lines = {each.line for each in own}, find_lines(journal, batch.parent)
+    chains = find_chains(journal, (each.key for each in lines))
+    found: dict[int, str] = {}
+    for line in lines:
+        chain = chains.get(line.key, [])
+        is_paid = any(row.status == TransactionStatus.SUCCESS and row.cause is None for row in chain)
+        if line.line not in numbers and not is_paid:
+            found[line.line] = obstacle(chain) or "its transaction was not shown as failed when it was looked up"
+    return found
+
+
+def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any]]) -> str | None:
+    """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
+    kept = [row for row in used.values() if not can_queue(row)]
+    if not kept:
+        alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
+        twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)
+        other = journal.connection.execute(twin).scalar_one_or_none()
+        return other and f"batch {other} has the same content: each line is paid once, whichever of them is approved"
+    states = Counter(map(line_state, kept))
+    counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
+    ((source, _),) = Counter(row.batch for row in kept).most_common(1)
+    return f"{said}; retry batch {source} to pay its failed lines again" if source else said
+
+
+def _duplicates(
+    journal: Journal, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
+) -> Mapping[int, str]:
+    """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
+    found: dict[int, str] = {}
+    first: dict[tuple[str, ...], int] = {}
+    recent = _recent(journal, {each.phone_number for each in lines}, now)
+    for each in lines:
+        kind, own = (each.phone_number, each.amount), used.get(each.key)
+        earlier, other = first.setdefault(kind, each.line), recent.get(kind)
+        namesake = first.setdefault((each.phone_number,), each.line)
+        if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
+            found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
+        elif own is not None:
+            said = "it is made once"
+            if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
+                said = "it is not made again, but by a retry of its batch"
+            elif own.state == PaymentState.CANCELLED:
+                said = "it is not made again; other content, or another key, is"
+            found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {said}"
+        elif earlier != each.line:
+            found[each.line] = f"line {earlier} pays the same amount to the same number"
+        elif other is not None:
+            said = f"payment {other.key!r} of the same amount to the same number"
+            found[each.line] = f"{said} is {line_state(other)} since {other.changed_at:%Y-%m-%d}"
+        elif namesake != each.line:
+            found[each.line] = f"line {namesake} pays another amount to the same number"
+    return found
+
+
+def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
+    """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
+    columns = payments.c
+    names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
+    unmade = [str(each) for each in (PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)]
+    has_failed = (columns.state == str(PaymentState.FINAL)) & (columns.status != str(TransactionStatus.SUCCESS))
+    was_refused = (columns.state == str(PaymentState.REFUSED)) & columns.is_certain
+    recent: dict[tuple[str, str], sa.Row[Any]] = {}
+    for some in chunks(sorted(numbers)):
+        rows = journal.connection.execute(
+            sa.select(*names)
+            .where(
+                columns.account == journal.account,
+                columns.phone_number.in_(some),
+                columns.type == str(TransactionType.DISBURSEMENT),
+                columns.created_at >= now - _RECENT,
+                columns.state.not_in(unmade),
+                ~has_failed | columns.status.is_(None),
+                ~was_refused | columns.is_certain.is_(None),
+            )
+            .order_by(columns.created_at)
+        )
+        recent |= {(row.phone_number, row.amount): row for row in rows}
+    return recent

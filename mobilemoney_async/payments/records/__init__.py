@@ -1,0 +1,1 @@
+"""Records of payments: state machine, journal, queries, the account's own store."""

@@ -1,0 +1,75 @@
+"""State of an account: active, suspended or removed. It is in the store, so that every process obeys.
+
+A payment that begins reads it in the statement that records the payment, as the version of the tables: so none begins
+once the state is committed, whatever has waited for the rate limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.database.schema import accounts, erasures, lock_row, payments
+from mobilemoney_async.errors import AccountSuspended, StoreError
+from mobilemoney_async.payments.records.account_status import AccountState, describe
+from mobilemoney_async.text import printable
+
+WHOLE_ACCOUNT = "account"
+"""In place of a digest, in the list of erasures."""
+
+STATE: sa.Label[Any] = (
+    sa.select(accounts.c.state)
+    .where(accounts.c.account == sa.bindparam("of_account"))
+    .scalar_subquery()
+    .label("account_state")
+)
+"""State of the account `of_account`, None if it is active, as a column of another statement."""
+
+
+def require_active(connection: sa.Connection, account: str, state: str | None) -> None:
+    """Raise `AccountSuspended` unless the state of an account is None."""
+    if state is not None:
+        noted = sa.select(accounts.c.state_note).where(accounts.c.account == account)
+        raise suspended(account, state, connection.execute(noted).scalar_one_or_none())
+
+
+def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
+    """Return the error for a payment of an account that is not active."""
+    return AccountSuspended(f"account {account!r} is {describe(state, note)}; nothing was sent", state=state, note=note)
+
+
+def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
+    """Note someone's word that the whole database was restored from a backup, and return the number of its accounts.
+
+    Each account is compared with the service before it pays; see `Recovery.restored`.
+    """
+    newest = sa.select(sa.func.max(payments.c.sent_at)).where(
+        payments.c.account == accounts.c.account, payments.c.sent_at <= now
+    )
+    said = {"due_since": now, "known_until": newest.scalar_subquery(), "went_backwards": True, "note": printable(note)}
+    return connection.execute(accounts.update().values(said)).rowcount
+
+
+def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
+    """Record the last failure of some accounts, by account."""
+    statement = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
+    # In one order in every process: two hosts must not wait for each other.
+    rows = [{"of_account": each, "error": failures[each], "error_at": at} for each in sorted(failures)]
+    connection.execute(statement, rows)
+
+
+def change_state(connection: sa.Connection, account: str, state: AccountState, note: str | None, at: datetime) -> bool:
+    """Change the state of an account, and return whether it was another one before."""
+    value = None if state is AccountState.ACTIVE else str(state)
+    was_erased = sa.select(erasures.c.at).where(erasures.c.account == account, erasures.c.digest == WHOLE_ACCOUNT)
+    if state is not AccountState.REMOVED and connection.execute(was_erased).first() is not None:
+        # Processes that knew its secret key may compare with that still.
+        raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
+    if lock_row(connection, accounts, {"account": account}).state == value:
+        return False
+    values = {"state": value, "state_note": None if note is None else printable(note), "state_at": at}
+    connection.execute(accounts.update().where(accounts.c.account == account).values(values))
+    return True

@@ -1,0 +1,251 @@
+"""Shared parts of all clients of one `SQLStore`: its database, locks and write-behind buffer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+import attrs
+from anyio.lowlevel import current_token
+
+from mobilemoney_async.database.change_watch import close_watch, stir_readers
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.listener import CHANGES
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.records.account_state import change_state
+from mobilemoney_async.payments.records.account_status import AccountState
+from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+T = TypeVar("T")
+
+_MOST_SEEN = 20_000
+
+
+class KeyedLock:
+    """Locks by name, in each event loop: creates under one key wait for each other, and so do those of one kind.
+
+    A store may serve several loops, each in a thread of its own. To each other they are like other processes: the
+    database alone decides between them.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[Hashable, Hashable], anyio.Lock] = {}
+
+    @asynccontextmanager
+    async def hold(self, name: Hashable) -> AsyncGenerator[None]:
+        """Hold the lock of a name. Cancelling the wait gives up the place in line."""
+        place = (current_token(), name)
+        # Taken, or waited for, before the next await: the lock passes from one task to the next without being free.
+        # A free one is taken without a turn of the loop: the work under it waits for the database anyway.
+        lock = self._locks.setdefault(place, anyio.Lock(fast_acquire=True))
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._locks.pop(place, None)
+
+    def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
+        """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
+        here = current_token()
+        # A copy first, which is atomic: other threads add and remove names.
+        return {name for loop, name in list(self._locks) if name != but or loop != here}
+
+
+@attrs.define(eq=False)
+class ReconcilerMemory:
+    """Memory of the reconcilers of one account: each client has its own, and so has each of `with_options`.
+
+    Attributes:
+        ahead: How far the service's clock is ahead, as the last listing with payments of ours showed.
+    """
+
+    ahead: timedelta = timedelta(0)
+
+
+@attrs.define(eq=False)
+class AccountStore:
+    """Database, locks and write-behind buffer of one account, made once for each `SQLStore`.
+
+    The write-behind buffer keeps journal entries that could not be written because the database was away. They are
+    written before anything is decided about their payments.
+
+    Attributes:
+        grace: Seconds after a request in which the service's list may not show its payment.
+        cipher: Encrypts the login token.
+        resend_absent_collections: Whether an absent collection may be sent again without confirmation.
+        sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
+        keep_changes: For how long changes of payments that have ended are kept.
+        newest: When the newest payment that this process knows of was sent.
+        due_since: Since when this process knows that the store is to be compared with its service, or None.
+        seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
+        compared: Final states of known transactions that were compared with the store, by id.
+        reconciling: Shared by the reconcilers of the account.
+        pruned_at: When old changes were last deleted from the feed.
+        locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
+        consuming: Consumers as which this process reads, by the holders of their leases.
+        left_consumers: Holders of the leases of iterators that were left, by consumer.
+        clients: Open clients of this account.
+    """
+
+    database: Database
+    account: str
+    grace: float
+    cipher: TokenCipher
+    resend_absent_collections: bool
+    sole_writer: bool | None = None
+    keep_changes: timedelta = timedelta(days=90)
+    newest: datetime | None = attrs.field(default=None, init=False)
+    due_since: datetime | None = attrs.field(default=None, init=False)
+    seen: dict[str, Any] = attrs.field(factory=dict, init=False)
+    compared: dict[str, str] = attrs.field(factory=dict, init=False)
+    reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
+    pruned_at: datetime | None = attrs.field(default=None, init=False)
+    locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
+    consuming: dict[str, str] = attrs.field(factory=dict, init=False)
+    left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)
+    _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
+    clients: int = attrs.field(default=0, init=False)
+
+    def remember(self, transaction_id: str, fact: object = True) -> None:
+        """Remember a fact about a transaction, by default that a payment has acknowledged it.
+
+        Where there are too many, those that are settled go first: the next page of the list asks the database for them.
+        Of the others, only this memory has the time of the first sighting.
+        """
+        if len(self.seen) >= _MOST_SEEN:
+            left = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool)}
+            self.seen.clear()
+            self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
+        self.seen[transaction_id] = fact
+
+    async def read(self, work: Callable[[Journal], T], *, share_key: str | None = None) -> T:
+        """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
+        return await self.database.read(
+            lambda connection: work(Journal(connection, self.account)), share_key=self._place(share_key)
+        )
+
+    async def write(
+        self,
+        work: Callable[[Journal], T],
+        *,
+        on_commit: Callable[[T], object] | None = None,
+        share_key: str | None = None,
+        high_priority: bool = False,
+    ) -> T:
+        """Run work in one transaction, and return its result once that is durable; see `Database.write`.
+
+        `share_key` is the key of the only payment that short work changes, or empty if it changes only the account's
+        own row; it may then share a transaction.
+        """
+        has_changes = False
+
+        def run(connection: Any) -> T:
+            nonlocal has_changes
+            journal = Journal(connection, self.account)
+            result = work(journal)
+            has_changes = journal.has_changes
+            return result
+
+        def end(result: T) -> str | None:
+            if on_commit is not None:
+                on_commit(result)
+            return CHANGES if has_changes else None
+
+        result = await self.database.write(
+            run, on_commit=end, share_key=self._place(share_key), high_priority=high_priority
+        )
+        if has_changes:
+            stir_readers(self.database)
+        return result
+
+    async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime]) -> T:
+        """Write what cannot be taken back, at the time that the work is given; see `Database.time_of_transaction`."""
+        time_of = self.database.time_of_transaction(utcnow)
+        return await self.write(lambda journal: work(journal, time_of(journal.connection)))
+
+    async def change_state(self, state: AccountState, note: str | None, utcnow: Callable[[], datetime]) -> bool:
+        """Change the state of the account, for all processes, and return whether it was another one before."""
+        await self.database.open()
+        return await self.decide(
+            lambda journal, at: change_state(journal.connection, self.account, state, note, at), utcnow
+        )
+
+    def _place(self, key: str | None) -> Sequence[str]:
+        return () if key is None else (self.account, key)
+
+    def note_newest(self, sent_at: datetime) -> None:
+        """Remember when a payment was sent, to notice a store that has lost it. Called in any thread."""
+        if self.newest is None or sent_at > self.newest:
+            self.newest = sent_at
+
+    def attach(self) -> None:
+        """Count one more client."""
+        self.clients += 1
+        self.database.clients += 1
+
+    def detach(self) -> None:
+        """Count one client less. The last one of all accounts closes the idle connections."""
+        self.clients -= 1
+        self.database.clients -= 1
+        if not self.database.clients:
+            close_watch(self.database)
+            self.database.close()
+
+    # The write-behind buffer
+
+    @property
+    def unwritten(self) -> Collection[str]:
+        """Keys of the payments with an entry in the buffer."""
+        return self._unwritten.keys()
+
+    def keep(self, entry: JournalEntry) -> None:
+        """Keep an entry until it is written; it replaces an earlier one of the same payment."""
+        self._unwritten[entry.key] = entry
+
+    def is_kept(self, entry: JournalEntry) -> bool:
+        """Return whether an entry is still to be written."""
+        return self._unwritten.get(entry.key) is entry
+
+    async def save(self, entry: JournalEntry) -> None:
+        """Write an entry, and remove it from the buffer.
+
+        Raises:
+            StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
+        """
+        written = await self.write(lambda journal: journal.save(entry), share_key=entry.key, high_priority=True)
+        # Another task may have replaced it during the write.
+        if self.is_kept(entry):
+            del self._unwritten[entry.key]
+        if written is not None:
+            raise written
+
+    async def flush(self, *, key: str | None = None) -> None:
+        """Write the buffer, except for entries that other tasks are about to write; the caller holds the lock of `key`.
+
+        Raises:
+            StoreError: The database failed. With `key`, only for the entry of that key: those of others stay.
+        """
+        if not self._unwritten:
+            return
+        busy = self.locks.held(but=key)
+        entries = [each for each in list(self._unwritten.values()) if each.key not in busy]  # a copy, as in `held`
+        for entry in sorted(entries, key=lambda each: each.key != key):
+            try:
+                await self.save(entry)
+            except StoreError:
+                if not self.is_kept(entry):
+                    logger.exception("a late journal entry contradicts the store")
+                elif key in {None, entry.key}:
+                    raise
+                else:
+                    # Not in the way of the others for ever: the database may refuse this one alone.
+                    self._unwritten[entry.key] = self._unwritten.pop(entry.key)
+                    break

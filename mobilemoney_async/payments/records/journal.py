@@ -1,0 +1,541 @@
+"""Journal of one account's payments: the statements inside one transaction of the database.
+
+`records` decides how a payment may change; here its row is found, compared and written. Lists are in `queries`.
+
+Critical section: each method runs inside one transaction. One that writes needs `AccountStore.write`: on SQLite that
+transaction is the only writer, on PostgreSQL ``FOR UPDATE`` locks the row until the commit. Another process may change
+any row that is not locked, also between two statements. The lock of a payment's row also numbers the entries of its
+history: only its holder adds one.
+
+The statements are built once: building one costs SQLAlchemy as much as SQLite takes to run it, several times for each
+create. Values that differ from call to call are bound parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import ERASED, is_same_payment
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.prepared import run
+from mobilemoney_async.database.schema import (
+    STOPS_KIND,
+    accounts,
+    batches,
+    changes,
+    history,
+    insert_missing,
+    payments,
+)
+from mobilemoney_async.database.serialization import dump, load, shorten
+from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.record import (
+    PaymentEvent,
+    PaymentRecord,
+    PaymentRequest,
+    PaymentState,
+    Source,
+    move,
+    stops_kind,
+)
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, reason_columns, to_record
+from mobilemoney_async.payments.records.unmatched import digest, number_key
+from mobilemoney_async.values import valid_name
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
+"""An attempt of the payment was released, or certainly failed: few of many."""
+
+_columns = payments.c
+_OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
+_BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
+_BY_KEY_LOCKED = _BY_KEY.with_for_update()
+_BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
+_MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
+_LEARN_MERCHANT = accounts.update().where(
+    accounts.c.account == sa.bindparam("of_account"), sa.func.coalesce(accounts.c.merchant_id, "") == ""
+)
+_BY_TRANSACTION_LOCKED = (
+    _OF_ACCOUNT.add_columns(_MERCHANT.label("merchant_id"))
+    .where(_columns.transaction_id == sa.bindparam("of_transaction"))
+    .with_for_update()
+)
+_DUPLICATE = _OF_ACCOUNT.where(
+    _columns.type == sa.bindparam("of_type"),
+    _columns.phone_number == sa.bindparam("of_phone_number"),
+    _columns.amount == sa.bindparam("of_amount"),
+    _columns.key != sa.bindparam("of_key"),
+    STOPS_KIND,
+)
+CONFLICTS: Sequence[sa.Label[Any]] = (
+    _BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
+    _DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
+)
+"""Records of the same key and of the payment that stops its kind, not None if there is one, as columns of another
+statement; see `Journal.kind`."""
+_owner = payments.alias()
+_OWNER = (
+    sa.select(_owner.c.key)
+    .where(_owner.c.account == sa.bindparam("of_account"), _owner.c.transaction_id == sa.bindparam("of_transaction"))
+    .scalar_subquery()
+    .label("owner")
+)
+# What decides about an event of a payment.
+_SAVED = (
+    sa.select(
+        *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "batch", "stops_kind")),
+        _OWNER,
+    )
+    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
+    .with_for_update()
+)
+_CHANGE = payments.update().where(
+    _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
+)
+_UPDATE = _CHANGE.returning(payments)
+_last = history.alias()
+_account, _key = sa.bindparam("of_account", type_=sa.Text), sa.bindparam("of_key", type_=sa.Text)
+_NEXT_NUMBER = (
+    sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1)
+    .where(_last.c.account == _account, _last.c.key == _key)
+    .scalar_subquery()
+)
+_texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
+_at = sa.bindparam("of_at", type_=history.c.at.type)
+_NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
+# Clocks of processes may differ a little: the changes of a payment are ordered by their times.
+_later = sa.select(sa.func.max(changes.c.at)).where(
+    changes.c.account == _account, changes.c.name == _key, changes.c.at > _at
+)
+_CHANGED = changes.insert().values(account=_account, name=_key, entry=_NEXT_NUMBER)
+_CHANGED = _CHANGED.values(state=sa.bindparam("of_state"), status=sa.bindparam("of_status"))
+_PUBLISH = _CHANGED.values(at=sa.func.coalesce(_later.scalar_subquery(), _at)).inline()
+_PUBLISH_AT = _CHANGED.values(at=_at).inline()
+# All of these by one statement, which SQLite does not know.
+_RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
+_CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
+_FIRST_CHANGE = changes.insert().inline()
+_LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
+
+
+@attrs.frozen
+class JournalEntry:
+    """Event of one attempt of a payment, the latest if `attempt` is None.
+
+    Attributes:
+        detail: For the history.
+        acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
+        is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
+        code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
+        candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
+        reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
+    """
+
+    key: str
+    attempt: int | None
+    event: PaymentEvent
+    source: Source = attrs.field(kw_only=True)
+    at: datetime = attrs.field(kw_only=True)
+    detail: str | None = attrs.field(default=None, kw_only=True)
+    acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
+    is_certain: bool | None = attrs.field(default=None, kw_only=True)
+    code: str | None = attrs.field(default=None, kw_only=True)
+    candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    reason: Reason | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.define(eq=False)
+class Journal:
+    """Payments of one account, inside one transaction of the connection.
+
+    Attributes:
+        has_changes: Whether a change was recorded for the readers of the feed.
+    """
+
+    connection: sa.Connection
+    account: str
+    has_changes: bool = attrs.field(default=False, init=False)
+
+    def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
+        """Return the row of a key; locked until the commit, if asked for."""
+        statement = _BY_KEY_LOCKED if lock else _BY_KEY
+        return self.connection.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
+
+    def row_if_free(self, key: str) -> sa.Row[Any] | None:
+        """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
+        return self.connection.execute(_BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
+
+    def find(self, key: str, *, lock: bool = False) -> PaymentRecord | None:
+        """Return the record of a key, without its history."""
+        row = self.row(key, lock=lock)
+        return None if row is None else to_record(row)
+
+    def look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
+        """Return the record of a request's key, and the acknowledgement if the payment exists.
+
+        Raises:
+            IdempotencyConflict: The key was used for another payment.
+        """
+        row = self.row(request.key)
+        if row is None:
+            return None, None
+        pairs = {
+            "type": (row.type, str(request.type)),
+            "phone number": (row.phone_number, self._as_kept(row.phone_number, request.phone_number)),
+            "amount": (row.amount, request.amount),
+            "extra": (row.extra_digest, request.extra_digest),
+        }
+        others = [name for name, (kept, given) in pairs.items() if kept not in {given, UNKNOWN_EXTRA}]
+        if others:
+            said = "the idempotency key was used for another payment: nothing was sent"
+            raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
+        record, text = to_record(row), row.acknowledgement
+        return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
+
+    def _as_kept(self, kept: str, number: str) -> str:
+        """Return a number as a record shows it, whose own number may be erased."""
+        if not kept.startswith(ERASED):
+            return number
+        return f"{ERASED}{digest(number_key(self.connection, self.account), number)}"
+
+    def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
+        """Return the payment under another key that stops the kind of a payment, if there is one."""
+        row = self.connection.execute(_DUPLICATE, self.kind(request)).one_or_none()
+        return None if row is None else to_record(row)
+
+    def kind(self, request: PaymentRequest) -> Mapping[str, str]:
+        """Return the parameters of `CONFLICTS` for a payment."""
+        return {
+            "of_account": self.account,
+            "of_type": str(request.type),
+            "of_phone_number": request.phone_number,
+            "of_amount": request.amount,
+            "of_key": request.key,
+        }
+
+    def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
+        """Record an event as `save` does, and return the payment as it is then, or the error to raise."""
+        failure = self.save(entry)
+        if failure is not None:
+            return failure
+        record = self.find(entry.key)
+        assert record is not None
+        return record
+
+    def save(self, entry: JournalEntry) -> StoreError | None:
+        """Record an event; if it contradicts the payment's state, note only that, and return the error to raise.
+
+        A payment that was sent, and is not in the store any more, is such an error as well.
+        """
+        acknowledged = entry.acknowledgement
+        names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
+        row = run(self.connection, _SAVED, {"of_account": self.account, **names}).one_or_none()
+        if row is None:
+            said = f"the store has forgotten payment {entry.key!r} ({_detail(entry)}), as after a restored backup"
+            return StoreError(said, outcome="unknown")
+        if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
+            return None
+        state = PaymentState(row.state)
+        target = move(state, entry.event)
+        problem = _problem(entry, row)
+        if target is None or problem is not None:
+            return self._contradict(entry, problem or f"is {state} already")
+        if target is state and entry.event is not PaymentEvent.LOSE:
+            return None
+        values = _values(row.ended_at, entry, target) | {"stops_kind": stops_kind(target, row.type)}
+        change = (entry.event, target, values.get("status", row.status))
+        if entry.event is PaymentEvent.ADOPT or (values["stops_kind"] and not row.stops_kind):
+            failure, values = self._move(row, entry, values), {}
+            if failure is not None:
+                return failure
+        if target is not state:
+            self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry), values=values)
+        elif values:
+            self.change(row.key, values)
+        if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
+            said = "its batch was cancelled meanwhile"
+            return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
+        return None
+
+    def _is_batch_cancelled(self, batch: str | None) -> bool:
+        """Return whether a batch is cancelled; one that is being cancelled now is waited for, or waits for us."""
+        here = (batches.c.account == self.account, batches.c.id == batch)
+        state = sa.select(batches.c.state).where(*here).with_for_update(read=True)
+        return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
+
+    def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
+        """Change a row that meets unique indexes, unless another has its transaction, or stops the kind of a doubt."""
+        if entry.event is PaymentEvent.ADOPT:
+            return self._own(entry, values)
+        other = self.stop(row, values)
+        if other is None:
+            return None
+        if entry.event is not PaymentEvent.DOUBT:  # it was absent, and others were allowed: that stays so
+            self.change(entry.key, {**values, "stops_kind": False})
+            return None
+        said = f"payment {other!r} of the same kind is unidentified: nothing was sent; try again once that one is found"
+        return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+
+    def _own(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
+        """Change the row of a payment that adopts a transaction, unless another one does so at this moment."""
+        try:
+            with self.connection.begin_nested():
+                self.change(entry.key, values)
+        except sa.exc.IntegrityError:
+            names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
+            owner = self.connection.execute(sa.select(_OWNER), names).scalar_one()
+            if owner is None:
+                raise  # refused for another reason, a trigger say
+            return self._contradict(entry, f"belongs to another payment ({owner})")
+        return None
+
+    def stop(self, row: sa.Row[Any], values: Mapping[str, Any]) -> str | None:
+        """Change a row so that it stops its kind, or return the key of the payment that does so already."""
+        try:
+            with self.connection.begin_nested():
+                self.change(row.key, values)
+        except sa.exc.IntegrityError:
+            kind = TransactionType(row.type)
+            other = self.find_duplicate(
+                PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
+            )
+            if other is None:
+                raise  # refused for another reason, a trigger say
+            return other.key
+        return None
+
+    def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
+        """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
+        of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
+        row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        status = str(transaction.status)
+        if row is not None:
+            mismatch = _mismatch(row, transaction)
+            if mismatch is not None:
+                return self._hold_open(row, mismatch, source=source, at=at)
+            # The list may have its own word for the type, by which no state is known to be final.
+            transaction = attrs.evolve(transaction, type=TransactionType(row.type))
+        if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
+            return None
+        if row.state == PaymentState.FINAL:
+            changed = Reason(PaymentCause.CHANGED, status)
+            if transaction.is_final and (row.cause, row.about) == (changed.cause.value, changed.about):
+                return None  # told before
+            if transaction.is_final:
+                self.change(row.key, reason_columns(changed))
+                if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
+                    self.stop(row, {"stops_kind": True})  # money may have moved after all
+                    self._cancel_retry(row, source=source, at=at)
+            entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
+            return self._contradict(entry, f"was finally {row.status}, and is {status}")
+        values: dict[str, Any] = {"status": status}
+        if transaction.is_final:
+            values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
+            values |= {**reason_columns(None), "error": None} if row.cause else {}
+            values["external_id"] = row.external_id or valid_name(transaction.external_id)
+            final = (PaymentState.FINAL, status)
+            self.record(row.key, PaymentEvent.FINISH, *final, at=at, source=source, detail=status, values=values)
+        else:
+            self.change(row.key, values)
+        if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
+            # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
+            self.learn_merchant(transaction.merchant_id)
+        return None
+
+    def keep_final_state(self, transaction_id: str, *, note: str, at: datetime) -> bool:
+        """Keep the first of two final states of a payment's transaction; return False if it has not shown two.
+
+        The caller explains the transaction, so that the other state is not reported again.
+        """
+        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
+        row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
+            return False
+        self.change(row.key, {**reason_columns(None), "stops_kind": False})
+        self.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
+        return True
+
+    def take_final_state(self, record: PaymentRecord, transaction: Transaction, *, note: str, at: datetime) -> None:
+        """Take the final state that the service shows now for a payment's transaction, which had another one."""
+        status = str(transaction.status)
+        values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
+        values |= reason_columns(None)
+        change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
+        self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
+
+    def _cancel_retry(self, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
+        """Take a payment out of the queue that a retry has made in place of another one, which was paid after all."""
+        later: sa.Row[Any] | None = row
+        while later is not None and later.next_key is not None:
+            later = self.row(later.next_key, lock=True)
+        if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
+            said = f"payment {row.key!r}, which it repeats, has turned to SUCCESS"
+            self.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=said))
+
+    def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
+        """Note, once, why a payment is not final though its transaction is, and return the error for it."""
+        if row.state == PaymentState.ACKNOWLEDGED and row.cause != reason.cause:
+            self.change(row.key, {**reason_columns(reason), "error": str(reason)})
+            self.note(row.key, at=at, what="contradiction", source=source, detail=str(reason))
+        return StoreError(f"payment {row.key!r}: {reason}", outcome="unknown")
+
+    def learn_merchant(self, merchant_id: str | None) -> None:
+        """Note the account's merchant at the service, if it is not known."""
+        self.connection.execute(_LEARN_MERCHANT, {"of_account": self.account, "merchant_id": merchant_id})
+
+    def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
+        """Change a row and return it as it is then."""
+        return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
+
+    def change(self, key: str, values: Mapping[str, Any]) -> None:
+        """Change columns of a row."""
+        run(self.connection, _CHANGE, {"of_account": self.account, "of_key": key, **values})
+
+    def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
+        """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
+        run(self.connection, _NOTE, self._entry(key, what, at=at, source=source, detail=detail))
+
+    def record(
+        self,
+        key: str,
+        event: PaymentEvent,
+        state: PaymentState,
+        status: str | None = None,
+        *,
+        at: datetime,
+        source: Source,
+        detail: str | None,
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Change columns of a payment, add the event to its history, as `note` does, and the change to the feed."""
+        entry = self._entry(key, event.value, at=at, source=source, detail=detail)
+        entry |= {"of_state": str(state), "of_status": status}
+        if self.connection.dialect.name == "postgresql":
+            run(self.connection, _CHANGE_AND_RECORD if values else _RECORD, {**entry, **(values or {})})
+        else:
+            if values:
+                self.change(key, values)
+            run(self.connection, _PUBLISH, entry)  # first: both take the next number of the history
+            run(self.connection, _NOTE, entry)
+        self.has_changes = True
+
+    def _entry(self, key: str, what: str, *, at: datetime, source: Source, detail: str | None) -> dict[str, Any]:
+        said = {"what": what, "source": str(source), "detail": detail and shorten(detail)}
+        return {"of_account": self.account, "of_key": key, "of_at": at, **said}
+
+    def record_all(
+        self,
+        keys: Iterable[str],
+        event: PaymentEvent,
+        state: PaymentState,
+        *,
+        at: datetime,
+        source: Source,
+        detail: str,
+    ) -> None:
+        """Note and publish an event of many payments whose rows the caller has changed."""
+        # Asked once, not for each payment as in `record`: PostgreSQL reads all changes of the account each time, if it
+        # takes the table to be empty, as after the rollback of thousands.
+        later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
+        times = {row.name: row.last for row in self.connection.execute(later)}
+        common = self._entry("", event.value, at=at, source=source, detail=detail)
+        common |= {"of_state": str(state), "of_status": None}
+        entries = [{**common, "of_key": key} for key in keys]
+        changes_then = [{**each, "of_at": times.get(each["of_key"], at)} for each in entries]
+        self.connection.execute(_PUBLISH_AT, changes_then)
+        self.connection.execute(_NOTE, entries)
+        self.has_changes = True
+
+    def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
+        """Add the first changes of new payments to the feed."""
+        common = {"account": self.account, "entry": 1, "state": str(state), "at": at}
+        values: Any = [{**common, "name": key} for key in keys]
+        self.connection.execute(_FIRST_CHANGE, values if len(values) > 1 else values[0])
+        self.has_changes = True
+
+    def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
+        """Add a transaction that no payment claims to the feed, unless it is there."""
+        values = {"account": self.account, "name": transaction_id, "entry": 0, "status": shorten(status), "at": at}
+        self.connection.execute(insert_missing(changes, self.connection.dialect.name), values)
+        self.has_changes = True
+
+    def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:
+        """Note in the history, with its reason, that an event contradicts what is known; return the error for it."""
+        subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
+        message = f"{entry.event.value}: {subject} {problem}"
+        reason = entry.detail if entry.acknowledgement is not None else _detail(entry)
+        if reason is not None:
+            message += f" ({reason})"
+        self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
+        return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
+
+
+def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
+    """Return the columns that an event changes."""
+    acknowledged = entry.acknowledgement
+    values: dict[str, Any] = {"state": target, "changed_at": entry.at}
+    if ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
+        values["ended_at"] = entry.at
+    if acknowledged is not None:
+        values |= {
+            "transaction_id": acknowledged.transaction_id,
+            "reference": acknowledged.reference,
+            "status": shorten(str(acknowledged.status_code)),
+            "acknowledgement": dump(acknowledged),
+            "candidates": None,
+            **reason_columns(None),
+            "is_adopted": entry.event is PaymentEvent.ADOPT,
+        }
+    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
+        values["error"] = entry.detail and shorten(entry.detail)
+    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps what is known of its last attempt
+        values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
+        values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
+    if entry.event is PaymentEvent.LOSE:
+        # A listing that began before the request ended proves nothing.
+        values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+    if entry.event is PaymentEvent.CONFIRM_ABSENT:
+        values |= {"candidates": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+        values |= reason_columns(None)
+    if entry.reason is not None:
+        values |= reason_columns(entry.reason)
+    if entry.candidates:
+        values["candidates"] = json.dumps(entry.candidates)
+    return values
+
+
+def _problem(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
+    """Return why an event cannot be one of a payment's row, other than by its state, or None."""
+    if row.owner is not None:
+        return f"belongs to another payment ({row.owner})"
+    if entry.attempt not in {None, row.attempt}:
+        return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
+    return None
+
+
+def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
+    """Return why a transaction cannot be that of a payment's row, or None."""
+    if transaction.merchant_id and row.merchant_id not in {None, "", transaction.merchant_id}:
+        return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
+    if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
+        return None
+    return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
+
+
+def _detail(entry: JournalEntry) -> str | None:
+    """Return what the history says of an event: the transactions that an answer has named, and the reason."""
+    named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
+    if entry.acknowledgement is not None:
+        named = (entry.acknowledgement.transaction_id,)
+    return ": ".join(filter(None, [" ".join(named), entry.detail])) or None

@@ -1,0 +1,176 @@
+"""Next steps for people: what to do with a payment that is open, or with a transaction that no payment claims. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+import attrs
+
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
+
+GRACE: timedelta = timedelta(seconds=120)
+"""The grace period of a store that sets none."""
+
+NOTE: tuple[str, str] = ("--note", "YOUR NAME: WHAT YOU SAW")
+"""The option that each decision needs."""
+
+RECONCILE: tuple[str, str] = ("payments", "reconcile")
+"""The command that looks for payments in the service's list."""
+
+# Candidates that are named.
+_MOST_NAMED = 3
+_MINUTE = timedelta(minutes=1)
+# Causes that another listing will hardly remove.
+_WILL_NOT_CHANGE = frozenset({PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.HIDDEN, PaymentCause.ALTERED})
+
+
+@attrs.frozen
+class NextStep:
+    """Next step: a text, and the command lines for it, each as the arguments of ``mobilemoney``."""
+
+    text: str
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+_STEPS: Mapping[PaymentState, str] = {
+    PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
+    PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
+    PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
+    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used, after a last look.",
+    PaymentState.FINAL: "Nothing is left to do.",
+}
+
+
+def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE) -> NextStep:
+    """Return the next step for a payment, by its state and the cause for which it is open.
+
+    Args:
+        record: The payment.
+        now: The time.
+        grace: For how long the list may not show it after the end of its request, as of the store.
+    """
+    if record.is_ambiguous:
+        return _choose(record)
+    if record.cause is PaymentCause.CHANGED:
+        said = (
+            f"It had ended, and {record.reason}. Ask the service which is true: take the new state, or keep the first."
+        )
+        name = str(record.transaction_id)
+        return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
+    if record.state in _STEPS and record.is_certain:
+        return NextStep(_STEPS[record.state])
+    return _OPEN.get(record.state, _send_again)(record, now, grace)
+
+
+def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
+    """Return the next step for a transaction that no payment claims."""
+    name = transaction.transaction_id
+    if transaction.is_gap:
+        said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
+        return NextStep(said, (("payments", "recover", f"KEY={name}", *NOTE), explain(name)))
+    twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
+    return NextStep(f"{twice}Find out what it is, then explain it.", (explain(name),))
+
+
+def explain(transaction_id: str) -> tuple[str, ...]:
+    """Return the command that explains a transaction."""
+    return ("payments", "explain", transaction_id, *NOTE)
+
+
+def identify(key: str, transaction_id: str) -> tuple[str, ...]:
+    """Return the command that makes a transaction a payment's."""
+    return ("payments", "identify", key, transaction_id, *NOTE)
+
+
+def _confirm(record: PaymentRecord) -> tuple[str, ...]:
+    return ("payments", "confirm-absent", record.key, *NOTE)
+
+
+def _choose(record: PaymentRecord) -> NextStep:
+    some = record.candidates[:_MOST_NAMED]
+    said = "It may be one of several transactions" if len(record.candidates) > 1 else "It may be this transaction"
+    return NextStep(
+        f"{said}. Compare with your orders: identify the right one, or explain each that is another payment.",
+        (*(identify(record.key, each) for each in some), *map(explain, some)),
+    )
+
+
+def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    is_later = record.not_before is not None and record.not_before > now
+    when = f" from {_at(record.not_before, now)} on" if is_later and record.not_before is not None else ""
+    said = f"It could not be sent: {record.reason}. " if record.cause is PaymentCause.WAITS else ""
+    return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.")
+
+
+def _wait_for_answer(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    if is_stale(record, now):
+        return NextStep("Its sender seems to have died. Look for it in the service's list.", (RECONCILE,))
+    until = "" if record.stale_at is None else f" until {_at(record.stale_at, now)}"
+    return NextStep(f"It is being sent: wait{until}.")
+
+
+def _follow(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    follow = ("watch", record.transaction_id or "")
+    if record.is_contradicted:
+        return NextStep(f"Its end is not believed: {record.reason}. Ask the service, then follow it again.", (follow,))
+    return NextStep("It exists. Follow it to its final state.", (follow,))
+
+
+def _decide(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    return NextStep(f"Two listings have not shown it. {_look_elsewhere(record)}", (_confirm(record),))
+
+
+def _send_again(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    said = "use its key again, which looks in the list first, and then sends"
+    if record.cause is PaymentCause.UNCOMPARED:
+        said = f"{record.reason}, so from {_at(_settled_at(record, grace), now)} on {said}"
+    return NextStep(f"Refused as far as is known: {said}.")
+
+
+def _find(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
+    """Return the next step for a payment with an unknown result, which no listing has shown so far."""
+    settled_at = _settled_at(record, grace)
+    look_at = max(settled_at, record.next_look_at or settled_at)
+    again = "Reconcile again now." if look_at <= now else f"Reconcile again at {_at(look_at, now)}."
+    reason = f"{record.reason[:1].upper()}{record.reason[1:]}" if record.reason else ""
+    if record.cause is None and record.looked_at is None:
+        late = f" That may show it until {_at(settled_at, now)}." if now < settled_at else ""
+        return NextStep(f"Look for it in the service's list.{late}", (RECONCILE,))
+    if now < settled_at:
+        return NextStep(f"The list may show it until {_at(settled_at, now)}. {again}", (RECONCILE,))
+    if record.cause is None:
+        return NextStep(f"One listing has not shown it, and a second one decides. {again}", (RECONCILE,))
+    if record.cause is PaymentCause.NO_LATER:
+        settled = f"{grace.total_seconds():g} s after the next {record.type}"
+        said = f"{reason}. {again[:-1]}, or {settled}. Or decide. {_look_elsewhere(record)}"
+        return NextStep(said, (RECONCILE, _confirm(record)))
+    if record.cause in _WILL_NOT_CHANGE:
+        return NextStep(f"{reason}. {_look_elsewhere(record)}", (_confirm(record),))
+    return NextStep(f"{reason}. {again} If it stays so, ask the service.", (RECONCILE,))
+
+
+_OPEN: Mapping[PaymentState, Callable[[PaymentRecord, datetime, timedelta], NextStep]] = {
+    PaymentState.QUEUED: _wait_in_queue,
+    PaymentState.SENDING: _wait_for_answer,
+    PaymentState.UNKNOWN: _find,
+    PaymentState.ABSENT: _decide,
+    PaymentState.ACKNOWLEDGED: _follow,
+}
+
+
+def _look_elsewhere(record: PaymentRecord) -> str:
+    person = "customer" if record.type is TransactionType.COLLECTION else "recipient"
+    return f"Look on the service's dashboard, or ask the {person}. If it does not exist, confirm that."
+
+
+def _settled_at(record: PaymentRecord, grace: timedelta) -> datetime:
+    return (record.ended_at or record.changed_at) + grace
+
+
+def _at(at: datetime, now: datetime) -> str:
+    """Return a time of UTC to the minute, by which it has come; with the date where that is another one."""
+    shown = at if at.second == at.microsecond == 0 else at.replace(second=0, microsecond=0) + _MINUTE
+    return f"{shown:%H:%M} UTC" if shown.date() == now.date() else f"{shown:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,209 @@
+"""Queries for many payments of one account, inside one transaction. Each uses an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
+from mobilemoney_async.database.schema import (
+    IS_UNIDENTIFIED,
+    accounts,
+    find_version,
+    history,
+    logins,
+    payments,
+    require_known,
+)
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.values import is_id
+
+T = TypeVar("T")
+
+# Transaction ids in one statement.
+_IDS_AT_ONCE = 500
+_DAY = timedelta(days=1)
+# Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
+# decides.
+_MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
+
+_columns = payments.c
+# Payments whose transaction is final, and contradicts them; see `Journal.record_seen`. The text of a partial index.
+IS_CONTRADICTED: sa.TextClause = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
+# The columns with a payment's names. Each has an index, two of them one with a condition.
+_NAMES: Mapping[str, Sequence[Any]] = {
+    "transaction_id": (),
+    "key": (),
+    **{name: (sa.text(f"length({name}) <= 200"),) for name in ("reference", "external_id")},
+}
+
+
+def chunks(things: Iterable[T], size: int = _IDS_AT_ONCE) -> Iterator[list[T]]:
+    """Return things, such as transaction ids, in lists that are short enough for one statement or transaction."""
+    everything = list(things)
+    for start in range(0, len(everything), size):
+        yield everything[start : start + size]
+
+
+def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
+    """Return the record of a key with its whole history."""
+    row = journal.row(key)
+    if row is None:
+        return None
+    entries = journal.connection.execute(
+        sa.select(history.c.at, history.c.what, history.c.source, history.c.detail)
+        .where(history.c.account == row.account, history.c.key == row.key)
+        .order_by(history.c.number)
+    )
+    return attrs.evolve(to_record(row), history=tuple(HistoryEntry(**entry) for entry in entries.mappings()))
+
+
+def pending_ids(journal: Journal) -> list[str]:
+    """Return the transactions of payments that exist and are not final, oldest first."""
+    statement = (
+        sa.select(_columns.transaction_id)
+        .where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)
+        .order_by(_columns.created_at, _columns.key)
+    )
+    return list(journal.connection.execute(statement).scalars())
+
+
+def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
+    """Return the payments that own these transactions, by transaction id. What is no id has no owner."""
+    found: dict[str, PaymentRecord] = {}
+    for some in chunks(filter(is_id, transaction_ids)):
+        statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
+        found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
+    return found
+
+
+def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
+    """Return the payments of some keys, oldest first."""
+    found: list[PaymentRecord] = []
+    for some in chunks(keys):
+        statement = sa.select(payments).where(_columns.account == journal.account, _columns.key.in_(some))
+        found += map(to_record, journal.connection.execute(statement))
+    return sorted(found, key=lambda record: (record.created_at, record.key))
+
+
+def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:
+    """Return the account's merchant at the service, if it is known or shown by a row of an acknowledged payment."""
+    statement = sa.select(accounts.c.merchant_id).where(accounts.c.account == journal.account)
+    bound = journal.connection.execute(statement).scalar_one_or_none()
+    own = (row.merchant_id for row in rows if row.id in owned and not owned[row.id].is_adopted)
+    return bound or next(filter(None, own), None)
+
+
+def select(
+    journal: Journal,
+    *,
+    states: Iterable[PaymentState] | None = None,
+    type: TransactionType | None = None,
+    since: datetime | None = None,
+    limit: int | None = None,
+    newest_first: bool = False,
+) -> list[PaymentRecord]:
+    """Return payments, oldest first or newest first."""
+    where = [_columns.account == journal.account]
+    if type is not None:
+        where.append(_columns.type == str(type))
+    if since is not None:
+        where.append(_columns.created_at >= since)
+    statement: Any = sa.select(payments).where(*where)
+    columns: Any = _columns
+    if states is not None:
+        wanted = sorted({str(state) for state in states})
+        if not wanted:
+            return []
+        # One part for each state, all in the order of one index: with IN, SQLite may scan a million to find fifty.
+        statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
+        columns = statement.selected_columns
+    order = (columns.created_at, columns.key)
+    statement = statement.order_by(*(each.desc() if newest_first else each for each in order)).limit(limit)
+    return [to_record(row) for row in journal.connection.execute(statement)]
+
+
+def unresolved(journal: Journal) -> list[PaymentRecord]:
+    """Return the payments with an unknown result, and those whose final state contradicts their record."""
+    contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
+    found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.connection.execute(contradicted))]
+    return sorted(found, key=lambda record: (record.created_at, record.key))
+
+
+def find_named(
+    journal: Journal, names: Sequence[str], *, states: Iterable[PaymentState] | None, most: int
+) -> list[PaymentRecord]:
+    """Return payments with one of some names, oldest first: `most` at most for each kind of name."""
+    where = [_columns.account == journal.account]
+    if states is not None:
+        # No bare column: for a hundred names, SQLite would rather scan the index on states, however long that is.
+        where.append((_columns.state + "").in_(sorted({str(state) for state in states})))
+    parts = [
+        sa.select(payments).where(*where, _columns[kind].in_(names), *short).limit(most).subquery().select()
+        for kind, short in _NAMES.items()
+    ]
+    found = {row.key: row for row in journal.connection.execute(sa.union_all(*parts))}
+    return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.key))]
+
+
+@attrs.frozen(kw_only=True)
+class StoreHealth(Data):
+    """Health of a store.
+
+    Attributes:
+        version: Of its tables; None if there are none yet.
+        refusal: Why this release does not use it, and what to do; None if it does.
+        cannot_write: Why nothing can be written, or None if it can.
+        unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
+            whose final state contradicts their record.
+        clear_tokens: Login tokens of the account that are stored in clear text.
+        encrypted_tokens: Those that are encrypted.
+    """
+
+    version: int | None
+    refusal: str | None = None
+    cannot_write: str | None = None
+    unresolved: int = 0
+    clear_tokens: int = 0
+    encrypted_tokens: int = 0
+
+
+def check_health(connection: sa.Connection, account: str, now: datetime) -> StoreHealth:
+    """Return the health of a store, also of one without tables, or with those of another release."""
+    version = find_version(connection)
+    if version is None:
+        return StoreHealth(version=None)
+    try:
+        require_known(version)
+    except StoreError as exc:
+        return StoreHealth(version=version, refusal=str(exc))
+
+    def count(table: sa.Table, condition: sa.ColumnElement[bool] | sa.TextClause) -> int:
+        where = (table.c.account == account) & condition
+        return connection.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
+
+    on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
+    unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way) + count(payments, IS_CONTRADICTED)
+    clear_tokens, encrypted_tokens = (count(logins, logins.c.token.startswith(kind)) for kind in (CLEAR, ENCRYPTED))
+    cannot_write = None
+    try:
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = version"))
+    except sa.exc.SQLAlchemyError as exc:
+        cannot_write = type(getattr(exc, "orig", None) or exc).__name__
+    return StoreHealth(
+        version=version,
+        cannot_write=cannot_write,
+        unresolved=unresolved,
+        clear_tokens=clear_tokens,
+        encrypted_tokens=encrypted_tokens,
+    )

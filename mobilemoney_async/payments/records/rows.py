@@ -1,0 +1,105 @@
+"""Rows of payments, read as records, and the columns that hold what was asked for and why a result is not known."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.serialization import load, load_amount, shorten
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+UNKNOWN_EXTRA = "?"
+"""Digest of the extra fields of a payment that was imported: the list does not show them."""
+
+
+def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
+    """Return the columns of a new row that hold what was asked for."""
+    return {
+        "account": account,
+        "key": request.key,
+        "type": str(request.type),
+        "phone_number": request.phone_number,
+        "amount": request.amount,
+        "extra_digest": request.extra_digest,
+        "external_id": request.external_id,
+    }
+
+
+def to_record(row: sa.Row[Any]) -> PaymentRecord:
+    """Return the record that a row holds, without its history.
+
+    One whose transaction cannot be read shows that as its error, and the log has it once.
+
+    Raises:
+        StoreError: The row cannot be read.
+    """
+    try:
+        return _read(row)
+    except (ValueError, ArithmeticError, TypeError, StoreError):
+        # Not as the cause: it may quote the row.
+        raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn(account: str, key: str, error: str) -> None:
+    logger.error("payment %r of account %r: %s", key, account, error)
+
+
+def _read(row: sa.Row[Any]) -> PaymentRecord:
+    transaction, error = None, row.error
+    if row.transaction is not None:
+        try:
+            transaction = load(Transaction, row.transaction)
+        except StoreError as exc:
+            error = str(exc)
+            _warn(row.account, row.key, error)
+    reason = None if row.cause is None else Reason(PaymentCause(row.cause), row.about)
+    return PaymentRecord(
+        key=row.key,
+        type=TransactionType(row.type),
+        phone_number=row.phone_number,
+        amount=load_amount(row.amount),
+        state=PaymentState(row.state),
+        attempt=row.attempt,
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        sent_at=row.sent_at,
+        ended_at=row.ended_at,
+        stale_at=row.stale_at,
+        transaction_id=row.transaction_id,
+        reference=row.reference,
+        status=None if row.status is None else TransactionStatus(row.status),
+        transaction=transaction,
+        candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
+        is_adopted=bool(row.is_adopted),
+        walks=row.walks,
+        is_certain=row.is_certain is None or bool(row.is_certain),
+        cause=None if reason is None else reason.cause,
+        reason=None if reason is None else str(reason),
+        looked_at=row.looked_at,
+        is_controlled=bool(row.look_passed),
+        next_look_at=row.next_look_at,
+        not_before=row.not_before,
+        not_after=row.not_after,
+        priority=row.priority,
+        error=error,
+        external_id=row.external_id,
+    )
+
+
+def reason_columns(reason: Reason | None) -> Mapping[str, str | None]:
+    """Return the columns that hold a payment's reason, or that it has none."""
+    if reason is None:
+        return {"cause": None, "about": None}
+    return {"cause": reason.cause.value, "about": reason.about and shorten(reason.about)}

@@ -1,0 +1,240 @@
+"""Unmatched transactions: rows of the service's list that no payment of the store owns, each once, whoever read it.
+
+One ends in two ways: a payment comes to own it, or someone explains that very transaction. A word about a payment
+changes none. Everything else is a question that is asked of the table:
+
+- the *surplus* of a kind: what is left when each open attempt of that kind has taken one (`surplus`);
+- the *unclaimed* ones: the surplus, once nothing of ours can be on its way that it may be (`surplus.find_unclaimed`);
+- what stops a payment that begins (`duplicates`).
+
+A kind is type, phone number and amount. Of the number the table has a keyed digest and the digits that may be shown.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import international, same_number
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import (
+    accounts,
+    insert_missing,
+    unmatched,
+)
+from mobilemoney_async.database.serialization import load_amount, shorten
+from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
+from mobilemoney_async.values import mask_phone_number
+
+FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
+"""Final states in which no money has moved: such a transaction stops nothing."""
+
+# Transaction ids in one statement.
+_IDS_AT_ONCE = 500
+# For how long an explained or owned transaction is kept with what was shown of it.
+_KEPT = timedelta(days=30)
+# Digits of a masked number that rule out others.
+_TELLING = 4
+
+_columns = unmatched.c
+# As text: SQLAlchemy leaves out the names of tables in what SQLite's INSERT returns.
+IS_OWNED: sa.ColumnElement[bool] = sa.literal_column(
+    "(EXISTS (SELECT 1 FROM mobilemoney_payment_records AS owner WHERE owner.account = mobilemoney_unmatched.account "
+    "AND owner.transaction_id = mobilemoney_unmatched.transaction_id))",
+    sa.Boolean,
+)
+"""A payment owns the transaction."""
+
+IS_OPEN: sa.ColumnElement[bool] = sa.and_(_columns.explained_at.is_(None), ~IS_OWNED)
+"""No payment owns the transaction, and nobody has explained it."""
+
+LINES: sa.Select[Any] = sa.select(unmatched, IS_OWNED.label("is_owned"))
+"""Lines with their state, for `to_line`."""
+
+
+MAY_HAVE_PAID: sa.ColumnElement[bool] = sa.and_(*(_columns.status != each for each in sorted(FAILED)))
+"""The transaction has not ended without money moving."""
+
+
+@attrs.frozen
+class Line:
+    """Row of the table.
+
+    Attributes:
+        shown: What users see of it.
+        number_digest: The keyed digest of its number, or None if the list does not show the whole number.
+        due_at: The time from which it is unclaimed, if it is surplus.
+        told_at: When it was reported, or None.
+    """
+
+    shown: UnclaimedTransaction
+    number_digest: str | None = attrs.field(repr=False)
+    due_at: datetime
+    told_at: datetime | None
+
+    @property
+    def id(self) -> str:
+        """Id of the transaction."""
+        return self.shown.transaction_id
+
+    def is_unclaimed(self, now: datetime) -> bool:
+        """Return whether it is unclaimed, if it is surplus."""
+        return self.shown.is_gap or self.told_at is not None or self.due_at <= now
+
+    def is_of(self, kind: TransactionType, number: str, amount: Decimal, key: str) -> bool:
+        """Return whether it is of a kind, as far as it was shown; `key` is the account's key of the digests."""
+        shown = self.shown
+        if shown.amount != amount or (shown.type != kind and shown.type in set(TransactionType)):
+            return False
+        if self.number_digest is not None:
+            return self.number_digest == digest(key, number)
+        shows_little = sum(map(str.isdigit, shown.phone_number)) < _TELLING
+        return shows_little or same_number(shown.phone_number, number) is not None
+
+
+def digest(key: str, phone_number: str) -> str:
+    """Return the digest of a number, ``+`` and digits, under the key of its account."""
+    return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
+
+
+def number_key(connection: sa.Connection, account: str) -> str:
+    """Return the account's key of the digests, empty before its first payment."""
+    statement = sa.select(accounts.c.number_key).where(accounts.c.account == account)
+    return connection.execute(statement).scalar_one_or_none() or ""
+
+
+def add_line(
+    connection: sa.Connection,
+    account: str,
+    row: Transaction,
+    key: str,
+    *,
+    first_at: datetime,
+    due_at: datetime,
+    now: datetime,
+    kind: tuple[TransactionType, str] | None = None,
+    fits_key: str | None = None,
+    is_lost: bool = False,
+    went_backwards: bool = False,
+    is_foreign: bool = False,
+) -> bool:
+    """Add a row of the list that no payment owns, unless it is there; return whether it was added.
+
+    `kind` has the type and number of the payment `fits_key`, which a row in an odd spelling gets.
+    """
+    of_type, number = kind or (row.type, international(row.phone_number))
+    values = {
+        "account": account,
+        "transaction_id": row.id,
+        "type": shorten(str(of_type)),
+        "amount": plain(row.amount),
+        "created_at": row.created_at,
+        "shown_number": shorten(mask_phone_number(row.phone_number)),
+        "number_digest": None if number is None else digest(key, number),
+        "status": shorten(str(row.status)),
+        "fits_key": fits_key,
+        "first_seen_at": first_at,
+        "due_at": due_at,
+        "changed_at": now,
+        "is_lost": is_lost,
+        "went_backwards": went_backwards,
+        "is_foreign": is_foreign,
+    }
+    return connection.execute(insert_missing(unmatched, connection.dialect.name), values).one_or_none() is not None
+
+
+def find_lines(connection: sa.Connection, account: str, *where: sa.ColumnElement[bool]) -> list[Line]:
+    """Return lines of an account, first seen first."""
+    statement = LINES.where(_columns.account == account, *where)
+    rows = connection.execute(statement.order_by(_columns.first_seen_at, _columns.transaction_id))
+    return [to_line(row) for row in rows]
+
+
+def explained(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some transactions that someone has explained."""
+    return _named(connection, account, transaction_ids, _columns.explained_at.is_not(None))
+
+
+def lost_ids(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some transactions that are known to be of a time which the store has lost."""
+    return _named(connection, account, transaction_ids, _columns.is_lost)
+
+
+def _named(
+    connection: sa.Connection, account: str, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]
+) -> frozenset[str]:
+    statement = sa.select(_columns.transaction_id).where(_columns.account == account, which)
+    found: set[str] = set()
+    for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
+        some = _columns.transaction_id.in_(transaction_ids[start : start + _IDS_AT_ONCE])
+        found.update(connection.execute(statement.where(some)).scalars())
+    return frozenset(found)
+
+
+def explain(
+    connection: sa.Connection,
+    account: str,
+    transaction_id: str,
+    *,
+    note: str,
+    by: str | None,
+    at: datetime,
+    owned: bool = False,
+) -> UnclaimedTransaction | None:
+    """Record what someone says about a transaction, also one that no list has shown; None if a payment owns it.
+
+    With `owned`, also of one that a payment owns.
+    """
+    said = {"explained_at": at, "note": shorten(note), "explained_by": by and shorten(by), "changed_at": at}
+    nothing = dict.fromkeys(("type", "shown_number", "status"), "") | {"amount": "0"}
+    new = {"account": account, "transaction_id": transaction_id, **nothing, **said, "first_seen_at": at, "due_at": at}
+    connection.execute(insert_missing(unmatched, connection.dialect.name), new)
+    here = (_columns.account == account, _columns.transaction_id == transaction_id)
+    may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
+    if not connection.execute(unmatched.update().where(*here, may_explain).values(said)).rowcount:
+        return None
+    return find_lines(connection, account, *here)[0].shown
+
+
+def thin(connection: sa.Connection, account: str, now: datetime) -> None:
+    """Delete owned lines after a month; of explained ones keep the id and the word, so that none comes back."""
+    is_old = (_columns.account == account, _columns.changed_at < now - _KEPT)
+    connection.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
+    of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
+    connection.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number="", number_digest=None))
+
+
+def status_of(row: Transaction) -> Mapping[str, Any]:
+    """Return the columns that hold a row's state."""
+    return {"status": shorten(str(row.status))}
+
+
+def to_line(row: sa.Row[Any]) -> Line:
+    """Return the line that a row of `LINES` holds."""
+    state = CLAIMED if row.is_owned else OPEN if row.explained_at is None else EXPLAINED
+    shown = UnclaimedTransaction(
+        transaction_id=row.transaction_id,
+        type=TransactionType(row.type),
+        amount=load_amount(row.amount),
+        phone_number=row.shown_number,
+        status=TransactionStatus(row.status),
+        created_at=row.created_at,
+        first_seen_at=row.first_seen_at,
+        fits_key=row.fits_key,
+        state=state,
+        note=row.note,
+        is_gap=row.is_lost,
+    )
+    return Line(shown, row.number_digest, row.due_at, row.told_at)
+
+
+def plain(amount: Decimal) -> str:
+    """Return an amount as the tables have it."""
+    return f"{amount.normalize():f}"
