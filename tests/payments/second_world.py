@@ -77,12 +77,14 @@ class World:
         service: The service.
         utcnow: The clock of both.
         resend: Whether absent collections are sent again without an operator.
+        sole_writer: As of the store.
     """
 
     url: str
     service: SecondService
     utcnow: Callable[[], datetime]
     resend: bool = False
+    sole_writer: bool | None = None
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[AsyncClient]:
         """Return a client of a new process."""
@@ -90,7 +92,9 @@ class World:
             "auth": TOKEN,
             "transport": self.service,
             "utcnow": self.utcnow,
-            "store": SQLStore(self.url, grace=GRACE, resend_absent_collections=self.resend),
+            "store": SQLStore(
+                self.url, grace=GRACE, resend_absent_collections=self.resend, sole_writer=self.sole_writer
+            ),
             "rate_limiter": RateLimiter(per_minute=600_000, burst=10_000),
         }
         return AsyncClient(options.pop("base_url", BASE_URL), **{**chosen, **options})
