@@ -207,6 +207,26 @@ async def test_a_till_is_no_restored_backup(world: World, kind: str) -> None:
         assert isinstance(said, DuplicateSuspected if world.sole_writer else Acknowledgement)
 
 
+async def test_what_a_till_made_before_the_backup_is_of_no_lost_time(world: World, kind: str) -> None:
+    """The store was in contact then: only what was made after the backup is forgotten."""
+    forgotten = order(kind, "forgotten", 3)
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.reconcile(client, *[2 * MINUTE] * 8)
+        await world.pay(client, [order(kind, "newest", 4)])
+        await anyio.sleep(MINUTE)
+        till = world.service.make(TYPES[kind], number(2), "5000")
+        await world.reconcile(client, *[2 * MINUTE] * 3)
+        await world.read(client)
+        tables = dump(world.url)
+        await world.pay(client, [forgotten])
+    await restore(world, tables)
+    async with world.client() as client:
+        await is_stopped(world, client, forgotten)
+        shown = {each.transaction_id: each.is_gap for each in await client.payments.unclaimed()}
+    assert shown == {till.id: False, world.made("forgotten")[0]: True}
+
+
 async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> None:
     """It is compared at once, although its backup is too young to be noticed."""
     second = order(kind, "order-2")

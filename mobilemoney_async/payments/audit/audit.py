@@ -28,6 +28,7 @@ from mobilemoney_async.payments.audit.report import (
     totals_of,
     unsettled_of,
 )
+from mobilemoney_async.payments.ownership.classes import read_row_facts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import query_for
@@ -36,7 +37,6 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import merchant_of, owners
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
 from mobilemoney_async.payments.records.rows import to_record
-from mobilemoney_async.payments.records.unmatched import explained
 
 _columns = payments.c
 _DAY = timedelta(days=1)
@@ -64,8 +64,9 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
             owned=owned,
             open_ones=open_ones,
             sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
-            merchant_id=merchant_of(journal, walk.rows, owned),
-            explained=explained(journal.connection, journal.account, ids),
+            facts=read_row_facts(
+                journal, ids, owned=owned, settled=timedelta(0), merchant_id=merchant_of(journal, walk.rows, owned)
+            ),
             is_sole_writer=store.sole_writer is not False,
             began_at=walk.began_at,
             now=now,

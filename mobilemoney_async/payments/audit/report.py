@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, localcontext
 
@@ -13,6 +13,7 @@ from mobilemoney_async.contract.comparison import CURRENCY, may_be_number, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
+from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.matching import KindIndex, Match, Spellings, learn, match, query_for
 from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
@@ -152,8 +153,7 @@ class Comparison:
         open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
             known just before `owned` was read.
         sent: The payments that were sent in its days before it began, and may exist.
-        merchant_id: The account's merchant, if known: rows of another one are not compared.
-        explained: As of `unmatched.explained`.
+        facts: What the store knows of the rows.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
         began_at: When the listing began.
         now: When it ended.
@@ -166,8 +166,7 @@ class Comparison:
     owned: Mapping[str, PaymentRecord] = attrs.field(repr=False)
     open_ones: Sequence[PaymentRecord] = attrs.field(repr=False)
     sent: Sequence[PaymentRecord] = attrs.field(repr=False)
-    merchant_id: str | None
-    explained: Container[str]
+    facts: RowFacts = attrs.field(repr=False)
     is_sole_writer: bool
     began_at: datetime
     now: datetime
@@ -179,12 +178,12 @@ class Comparison:
 
     @own_rows.default
     def _find_own_rows(self) -> Sequence[Transaction]:
-        own = self.merchant_id
+        own = self.facts.merchant_id
         return [row for row in self.rows if not row.merchant_id or not own or row.merchant_id == own]
 
     @_spellings.default
     def _learn(self) -> Spellings:
-        return learn(self.rows, self.owned, self.merchant_id)
+        return learn(self.rows, self.owned, self.facts.merchant_id)
 
     @_index.default
     def _index_payments(self) -> KindIndex[PaymentRecord]:
@@ -214,7 +213,8 @@ class Comparison:
 
     def _unowned(self) -> Iterable[Transaction]:
         """Return the rows that no payment claims, and that nobody has explained."""
-        return (row for row in self.own_rows if row.id not in self.owned and row.id not in self.explained)
+        settled = {RowClass.OWNED, RowClass.EXPLAINED}
+        return (row for row in self.own_rows if self.facts.classify(row, None) not in settled)
 
     def differences(self) -> Iterable[Difference]:
         """Return the differences of the rows that are shown, and the payments with an unknown result."""
@@ -257,11 +257,13 @@ class Comparison:
             yield "the phone number is another one at the service"
         if any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type):
             yield f"it is a {record.type} here, and a {row.type} at the service"
-        if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
+        if row.merchant_id and self.facts.merchant_id and row.merchant_id != self.facts.merchant_id:
             yield "it belongs to another merchant at the service"
 
     def _unclaimed(self, row: Transaction) -> Iterable[Difference]:
         said = f"no payment claims transaction {row.id} ({row.status})"
+        if self.facts.classify(row, None) is RowClass.LOST:
+            said += ", of a time that the store has lost"
         near = self._near(row)
         unidentified = next((each for each in near if each.transaction_id is None), None)
         if unidentified is not None:

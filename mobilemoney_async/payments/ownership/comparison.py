@@ -163,12 +163,16 @@ class Lives:
         """When the latest life began; long ago, if there is none."""
         return max((each.start for each in self.spans), default=datetime.min.replace(tzinfo=UTC))
 
-    def remember(self, at: datetime | None, skew: Skew | None) -> bool:
-        """Return whether a moment on the service's clock lies in a life, whatever its clock shows."""
+    def remember(self, at: datetime | None, skew: Skew | None, *, before: datetime | None = None) -> bool:
+        """Return whether a moment on the service's clock lies in a life, whatever its clock shows.
+
+        With `before`, in one that began before that moment, on the service's clock.
+        """
         if at is None or skew is None or skew.high - skew.low > CLOCKS:
             return False
         low, high = shift(at, -skew.high), shift(at, -skew.low)
-        return any(each.start + self.settled < low and high < each.end for each in self.spans)
+        spans = [each for each in self.spans if before is None or shift(each.start, skew.high) < before]
+        return any(each.start + self.settled < low and high < each.end for each in spans)
 
 
 @attrs.frozen(kw_only=True)

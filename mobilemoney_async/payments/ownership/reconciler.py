@@ -29,10 +29,10 @@ from mobilemoney_async.database.leases import change_lease, new_holder, while_re
 from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.feed.feed import prune
-from mobilemoney_async.payments.ownership.comparison import Lives, Span, far_edge, is_of_lost_life
+from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts, read_row_facts
+from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
-from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.ownership.matching import date_ranges, query_for
 from mobilemoney_async.payments.ownership.reconciliation import (
     Look,
@@ -54,7 +54,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     clearance,
 )
-from mobilemoney_async.payments.records.unmatched import Line, explained, find_lines, lost_ids, number_key
+from mobilemoney_async.payments.records.unmatched import Line, explained, find_lines, number_key
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -262,18 +262,14 @@ class _Ownership:
 
     Attributes:
         sole_writer: As for `SQLStore`.
-        lost: The rows of a lost time.
-        lost_times: The lost times.
-        lives: The lives of the store.
+        facts: What the store knows of the rows.
         foreign: What other systems have paid within a day, as far as it is shown, if they pay too.
         key: Of the digests.
         is_due: Whether the store is still to be compared with its service.
     """
 
     sole_writer: bool | None
-    lost: frozenset[str]
-    lost_times: Sequence[Span]
-    lives: Lives
+    facts: RowFacts
     foreign: Sequence[Line]
     key: str
     is_due: bool
@@ -287,9 +283,7 @@ class _Ownership:
         foreign = (columns.is_foreign, columns.first_seen_at >= day, others)
         return cls(
             sole_writer=sole_writer,
-            lost=lost_ids(connection, account, [row.id for row in walk.rows]),
-            lost_times=find_lost_times(connection, account),
-            lives=find_lives(connection, account, settled),
+            facts=read_row_facts(journal, [row.id for row in walk.rows], owned=(), settled=settled),
             foreign=find_lines(connection, account, *foreign),
             key=number_key(connection, account),
             is_due=connection.execute(sa.select(accounts.c.due_since).where(accounts.c.account == account)).scalar()
@@ -307,9 +301,9 @@ def _obstacle(
         each.is_of(record.type, record.phone_number, record.amount, ownership.key) for each in ownership.foreign
     ):
         return PaymentCause.OTHER_SYSTEM
-    if ownership.is_due or row.id in ownership.lost or any(each.holds(row.created_at) for each in ownership.lost_times):
+    if ownership.is_due or ownership.facts.classify(row, skew) is RowClass.LOST:
         return PaymentCause.FORGOTTEN
-    lives = ownership.lives
+    lives = ownership.facts.lives
     if query.sent_at >= lives.began_at:
         return None
     # Of an earlier life: the store may have forgotten another payment of the kind.

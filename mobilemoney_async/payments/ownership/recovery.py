@@ -35,6 +35,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
 from mobilemoney_async.payments.ownership.binding import Binding, ForeignError, Memory, wait
+from mobilemoney_async.payments.ownership.classes import RowClass, is_of, read_row_facts
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
@@ -57,7 +58,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import merchant_of, owners
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, explained, lost_ids
+from mobilemoney_async.payments.records.unmatched import IS_OPEN
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -312,7 +313,7 @@ class Recovery:
         if is_late or not is_unsure:
             settles_at = None
         count = await self._store.write(
-            lambda journal: self._record(journal, due, rows, lost, settles_at=settles_at, now=now)
+            lambda journal: self._record(journal, due, rows, lost, skew=comparison.skew, settles_at=settles_at, now=now)
         )
         self._store.due_since = None
         lost_at = due.facts.lost_at
@@ -373,16 +374,12 @@ class Recovery:
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
         open_ones = doubtful(journal, due.first_day)
-        settled = {*owned, *explained(journal.connection, journal.account, [each for each in ids if each not in owned])}
-        settled.update(*(each.candidates for each in open_ones))  # seen before
-        settled.update(lost_ids(journal.connection, journal.account, ids))
-        lives = find_lives(journal.connection, journal.account, self._settled)
+        facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
+        noted = {*facts.lost, *(name for each in open_ones for name in each.candidates)}
         rows = [
             row
             for row in rows_since(walk.rows, _since(due, skew))
-            if row.id not in settled
-            and not (merchant and row.merchant_id and row.merchant_id != merchant)
-            and not lives.remember(row.created_at, skew)
+            if row.id not in noted and facts.classify(row, skew) in {RowClass.LOST, RowClass.UNMATCHED}
         ]
         if rows and (skew is None or skew.high - skew.low > CLOCKS):
             return None, bool(owned)
@@ -418,6 +415,7 @@ class Recovery:
         rows: Sequence[Transaction],
         lost: Span | None,
         *,
+        skew: Skew,
         settles_at: datetime | None,
         now: datetime,
     ) -> int:
@@ -427,7 +425,8 @@ class Recovery:
         count = record_lost(journal, rows, now, went_backwards=due.went_backwards)
         if lost is not None:
             add_lost_time(connection, account, lost)
-            count += record_lost_lines(journal, lost)
+            lives = find_lives(connection, account, self._settled)
+            count += record_lost_lines(journal, lost, lambda at: is_of(lost, at, lives, skew))
         if due.went_backwards or not due.facts.is_in_contact(now):
             begin_life(connection, account, due.since, now)
         values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": settles_at}

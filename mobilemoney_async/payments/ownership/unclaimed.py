@@ -19,7 +19,7 @@ cancelled meanwhile ends that first, inside a shield. Other tasks may change `se
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,10 +35,10 @@ from mobilemoney_async.database.schema import accounts, payments, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
-from mobilemoney_async.payments.ownership.comparison import Lives, Span
+from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts, read_row_facts
+from mobilemoney_async.payments.ownership.comparison import Span
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
-from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, is_within
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -62,8 +62,6 @@ _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
 # The time between two looks whether the store's life goes on.
 _CONTACT = timedelta(minutes=1)
-# A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
-_SLACK = timedelta(minutes=1)
 # What the service's clock may be behind, if no payment of ours shows it.
 _UNKNOWN_CLOCK = timedelta(days=1)
 
@@ -212,12 +210,11 @@ class UnclaimedObserver:
         `began_at` is when the account made its first payment, on the service's clock.
         """
         made_at, known = row.created_at, self._seen.get(row.id)
-        is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
-        is_older = made_at is not None and made_at < shift(began_at, -_SLACK)
+        found = RowFacts(merchant_id=self._merchant_id, began_at=began_at).classify(row, self._skew)
         is_recent = made_at is not None and made_at >= shift(began_at, -_UNKNOWN_CLOCK)
-        if is_older and is_recent and not is_foreign and self._ahead is None:
+        if found is RowClass.HISTORY and is_recent and self._ahead is None:
             return None  # once a payment of ours shows the clock
-        if is_foreign or is_older:
+        if found is not RowClass.UNMATCHED:
             self._store.remember(row.id, False)
             return None
         first_at = known.first_at if isinstance(known, _Sighting) else now
@@ -264,12 +261,11 @@ class UnclaimedObserver:
         thin(journal.connection, name, now)
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False
-        lost_times = find_lost_times(journal.connection, name) if fresh else ()
-        lives, others = find_lives(journal.connection, name, self._wait), 0
+        facts, others = read_row_facts(journal, [], owned=(), settled=self._wait) if fresh else RowFacts(), 0
         for row, first_at in fresh:
             like = find_attempt(journal.connection, name, row)
-            lost = next((each for each in lost_times if each.holds(row.created_at)), None)
-            is_foreign = lost is None and self._is_foreign(row, like, lives)
+            lost = facts.lost_time(row, self._skew)
+            is_foreign = self._is_foreign(row, like, facts)
             if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
                 is_full = True
                 continue
@@ -300,13 +296,15 @@ class UnclaimedObserver:
             journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
         return told, [each for each in due if each.id not in left], is_full
 
-    def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, lives: Lives) -> bool:
+    @property
+    def _skew(self) -> Skew | None:
+        return None if self._ahead is None else Skew(low=self._ahead - _MARGIN, high=self._ahead + _MARGIN)
+
+    def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, facts: RowFacts) -> bool:
         """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
-        if self._store.sole_writer is not None or self._ahead is None:
-            return False
-        skew = Skew(low=self._ahead - _MARGIN, high=self._ahead + _MARGIN)
-        is_near = like is not None and is_within(row, *like[1].window(skew))
-        return lives.remember(row.created_at, skew) and not is_near
+        is_near = like is not None and is_within(row, *like[1].window(self._skew))
+        is_asked = self._store.sole_writer is None and not is_near
+        return is_asked and facts.classify(row, self._skew) is RowClass.REMEMBERED
 
     def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
         """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
@@ -401,9 +399,15 @@ def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *,
     return count
 
 
-def record_lost_lines(journal: Journal, lost: Span) -> int:
-    """Note the lines of a lost time as such, and return how many are new."""
-    return _mark_lost(journal, _columns.created_at.between(lost.start, lost.end), went_backwards=lost.went_backwards)
+def record_lost_lines(journal: Journal, lost: Span, is_lost: Callable[[datetime | None], bool]) -> int:
+    """Note the lines of a lost time as such, as far as `is_lost` says so, and return how many are new."""
+    inside = (IS_OPEN, ~_columns.is_lost, _columns.created_at.between(lost.start, lost.end))
+    lines = find_lines(journal.connection, journal.account, *inside)
+    return sum(
+        _mark_lost(journal, _columns.transaction_id == each.id, went_backwards=lost.went_backwards)
+        for each in lines
+        if is_lost(each.shown.created_at)
+    )
 
 
 def _mark_lost(journal: Journal, which: sa.ColumnElement[bool], *, went_backwards: bool) -> int:
