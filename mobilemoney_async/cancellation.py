@@ -13,13 +13,13 @@ async def shielded(
     timeout: float | None = None,
     ignored: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> None:
-    """Run work to its end, however often its task is cancelled meanwhile, and let the cancellation go on afterwards.
+    """Run work to its end, however often its task is cancelled until then, and let the cancellation go on afterwards.
 
     A shield of anyio's does not stop asyncio's own `Task.cancel()`, and a program that ends may get several: by a
     signal, a time-out, a task group. So the work runs in a task of its own, which only a loop that closes cancels.
 
     Args:
-        work: What must not be interrupted. Its error is raised, unless asyncio has cancelled the task.
+        work: A section that must not be interrupted. Its error is raised, unless asyncio has cancelled the task.
         timeout: Seconds after which the work is cancelled all the same; None for never.
         ignored: Errors that end the work and are not raised.
     """

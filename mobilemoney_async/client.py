@@ -100,7 +100,7 @@ class AsyncClient:
             once, to its own address. Retries, redirects or another host, in a library beneath it too, can pay twice.
             Once any of the request may have arrived, it must not raise a connect error.
         http_client: An httpx client of yours (or httpx2's), never closed by us; it keeps no cookies of the service. Not
-            together with `transport`; what it must not do is the same.
+            together with `transport`; the same rules hold for it.
         disbursement_limits: Amounts that disbursements must not exceed: `DisbursementLimits`. With a store, all
             processes with these limits count together.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
@@ -153,7 +153,7 @@ class AsyncClient:
             # Here and below: only programs with a store pay for its imports.
             from mobilemoney_async.payments.store import account_store, as_store
 
-            self._store = shared = account_store(as_store(store))  # which says what extra it needs
+            self._store = shared = account_store(as_store(store))  # its error names the extra
             from mobilemoney_async.sharing.limiter import share_limiter
             from mobilemoney_async.sharing.login import share_tokens
 

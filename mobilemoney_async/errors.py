@@ -83,7 +83,7 @@ class InvalidRequest(MobileMoneyError, ValueError):
 
     Attributes:
         argument: The name of the argument.
-        problem: What is wrong with it: the message, without the argument's name at its beginning.
+        problem: The fault of it: the message, without the argument's name at its beginning.
         advice: The next step, if the message has one.
     """
 
@@ -352,7 +352,7 @@ class DuplicateSuspected(StoreError):
 
     Attributes:
         other_key: The key of that payment, if its result is unknown, or None.
-        transaction_id: The transaction at the service that no payment of the store claims, or None. Find out what it
+        transaction_id: The transaction at the service that no payment of the store claims, or None. Look up what it
             is, and say so with ``client.payments.explain``.
     """
 

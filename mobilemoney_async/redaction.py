@@ -47,7 +47,7 @@ _LINK = (
 _URL = r"(?i)(?<![a-z0-9+.\-])[a-z][a-z0-9+.\-]*+://([^\s/?#\"'<>]++)([^\s\"'<>]*+)"
 _PLAIN_PART = r"[a-z_-]{1,20}|v\d"
 
-# Words by which an error says what is wrong with a value.
+# Words by which an error names the fault of a value.
 _WORDS = (
     "a absent accepted access account active again allowed already an and are as at attempts authentication "
     "authorization bad basic batili be bearer been blank blocked broken but by cannot change changed characters "
@@ -72,7 +72,7 @@ _MAY_BE_ONE: Final = frozenset((_NOUNS + "siri token user").split())
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the values of fields that name a secret, cookies, and links that anybody may follow."""
+    """Return a text without the values of fields that name a secret, cookies, and links that need no password."""
     text = re.sub(_COOKIE, r"\1[redacted]", text.replace("\\/", "/"))  # JSON may escape the slashes of a URL
     text = re.sub(_LINK, _hide_part, re.sub(_URL, _hide_path, text))
     return re.sub(_FIELD, _hide_value, text)

@@ -1,4 +1,4 @@
-"""Texts of foreign origin, as logs and terminals can bear them; `values.redact` also hides what is private."""
+"""Texts of foreign origin, as logs and terminals can bear them; `values.redact` also hides private values."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 # Uncompiled: `re` compiles them at the first error, and keeps them.
 _LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
-# Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
+# Nine digits with any separators, or six with spaces and hyphens. A masked number stays as it is.
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
@@ -119,7 +119,7 @@ def hide(value: object) -> Any:
 
 
 def conceal(value: object) -> Any:
-    """Return an argument that should be a secret as one, or the type of what is none. Where to: see `hide`."""
+    """Return an argument that should be a secret as one, or the type of another value. Where to: see `hide`."""
     return value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else _kind(value)
 
 
@@ -177,7 +177,7 @@ def missing_extra(argument: str, extra: str, cause: ImportError) -> InvalidReque
 
 
 def import_advice(extra: str, cause: ImportError) -> str:
-    """Return what to do about an import that failed: an extra that is there fails for another reason."""
+    """Return the next step after an import that failed: an extra that is there fails for another reason."""
     if isinstance(cause, ModuleNotFoundError):
         return f'needs an extra: pip install "mobilemoney-async[{extra}]"'
     return f"needs the extra {extra}, which is installed and cannot be imported: {cause}"
@@ -188,7 +188,7 @@ def normalise_amount(amount: int | Decimal | str) -> str:
 
     Args:
         amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of ASCII digits, optionally with a dot and one
-            or two zeros (``"1000.00"``). ``"500.000"`` and ``"15,000"`` are refused: somebody may read them otherwise.
+            or two zeros (``"1000.00"``). ``"500.000"`` and ``"15,000"`` are refused: a person may read them otherwise.
             Never ``float`` or ``bool``. At most 20 digits; the service's own range is not documented.
 
     Raises:
@@ -254,7 +254,7 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
 
 
 def number_advice(number: str) -> str:
-    """Return what is wrong with a number that looks right, or nothing."""
+    """Return the fault of a number that looks right, or nothing."""
     if number.replace(" ", "").replace("-", "").startswith(_ZERO_INSIDE):
         return "leave out the 0 after +255: it belongs to the national form"
     if not number.isascii() and _has_unseen(number):

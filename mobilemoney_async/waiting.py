@@ -67,7 +67,7 @@ class Leader(Generic[W]):
         self._is_led = False
 
     async def wait(self, waiter: W, lead: Callable[[], Awaitable[object]]) -> None:
-        """Wait until a task is done; while nobody leads, run `lead`, which works for all that wait and wakes them."""
+        """Wait until a task is done; without a leader, run `lead`, which works for all that wait and wakes them."""
         self.waiting[waiter] = None
         try:
             while not waiter.is_done:

@@ -97,7 +97,7 @@ async def _sleep(now: float, ready_at: float) -> None:
 class OneLoop:
     """Guard of things for which only one event loop may wait at a time.
 
-    What a task in one thread sets, a task in another thread does not see: it would wait for ever.
+    A value that a task in one thread sets is not seen by a task in another thread: it would wait for ever.
     """
 
     __slots__ = ("_inside", "_loop")
@@ -188,7 +188,7 @@ class LaneQueue:
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
         self._backend: type[AsyncBackend] | None = None
-        self._clock: tuple[object, float] = (None, 0.0)  # the event loop, and what to add to its time
+        self._clock: tuple[object, float] = (None, 0.0)  # the event loop, and the correction of its time
         self._first: float | None = None  # how far the host's clock is ahead of the first loop's
 
     def now(self) -> float:

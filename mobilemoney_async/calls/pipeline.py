@@ -95,7 +95,7 @@ class Claim(Protocol):
     Attributes:
         host: Name of the host.
         ttl: Seconds for which the host has it after each renewal.
-        poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
+        poller: Of a poller with a lease that is renewed along with the claim: its name, and the two numbers of the row.
     """
 
     host: str
@@ -184,7 +184,7 @@ class Pipeline:
 
     @property
     def host(self) -> str | None:
-        """Name of the host whose claim of the account protects this client, if it is a worker's."""
+        """Name of the host with the claim of the account that protects this client, if it is a worker's."""
         return None if self.claim is None else self.claim.host
 
     async def call(

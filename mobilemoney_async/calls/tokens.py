@@ -55,7 +55,7 @@ class TokenSource(Protocol):
 
 @runtime_checkable
 class NamedSource(Protocol):
-    """Token source whose credentials have a name that shows nothing of them.
+    """Token source with credentials under a name that shows nothing of them.
 
     Attributes:
         name: The name of the credentials that are in use now, or None where it is not known yet.

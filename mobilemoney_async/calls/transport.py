@@ -40,7 +40,7 @@ _BODY_LIMIT = 1024 * 1024
 _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
-# Libraries whose parser says what came with an answer.
+# Libraries with a parser that keeps the bytes after an answer.
 _PARSED = frozenset({"httpcore", "httpcore2"})
 
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
@@ -358,7 +358,7 @@ class Wire:
             peer = route(self.base_url) if self._has_own_pool else urlsplit(self.base_url).netloc
             failed = map_error(exc, flight, peer)
             cause = without_frames(exc, outer)
-        # Outside: what is left of the cause must not come back as the context.
+        # Outside: the rest of the cause must not come back as the context.
         raise failed from cause
 
     async def rest(self) -> None:
@@ -392,7 +392,7 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
         with suppress(Exception):  # the answer is there
             await response.aclose()
     except BaseException:
-        # Cancelled or broken: give the connection back to the pool, whatever is cancelled meanwhile. Errors of that are
+        # Cancelled or broken: give the connection back to the pool, however often it is cancelled. Errors of that are
         # dropped: the first error is the one to report.
         await shielded(response.aclose, timeout=_CLOSE_TIMEOUT, ignored=Exception)
         raise
@@ -434,7 +434,7 @@ def _warn_of_names(name: str) -> None:
 
 
 def _end_connection(response: httpx.Response) -> None:
-    """End a connection whose next answer may be another's, before the pool has it back: it then reads as ended."""
+    """End a connection that may give another's answer next, before the pool has it back: it then reads as ended."""
     # One of HTTP/2 is shared, and does not mistake one answer for another.
     if response.extensions.get("http_version") != b"HTTP/2":
         stream: Any = response.extensions.get("network_stream")

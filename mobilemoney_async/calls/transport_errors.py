@@ -1,4 +1,4 @@
-"""Failures of a transport: what they prove about a request.
+"""Failures of a transport, and their proofs about a request.
 
 Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
 other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
@@ -40,7 +40,7 @@ _NOT_SENT = frozenset(
 )
 _LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
 _TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
-# OpenSSL's numbers of what is wrong with a certificate.
+# OpenSSL's numbers of the faults of a certificate.
 _CERTIFICATE = {
     9: "certificate is not valid yet",
     10: "certificate has expired",

@@ -130,7 +130,7 @@ async def read_all(store: AccountStore, *, everything: bool = False) -> list[Acc
 def suspend(*, account: Account, note: Note, service: Service) -> None:
     """Suspend an account on every host: it begins no payment until resume. Needs no service.
 
-    What is queued waits, and no worker serves the account. Requests under way go on.
+    Queued payments wait, and no worker serves the account. Requests under way go on.
     """
     _change(account, AccountState.SUSPENDED, note, service)
 
@@ -145,9 +145,9 @@ def resume(*, account: Account, service: Service) -> None:
 @add_command(accounts_app, "remove")
 @with_service(*OF_THE_DATABASE)
 def remove(*, account: Account, note: Note, service: Service) -> None:
-    """Remove an account: nothing new, and what is open is followed to its end. Needs no service.
+    """Remove an account: nothing new, and open payments are followed to their end. Needs no service.
 
-    What is queued is not sent, and stays queued until you cancel it. The store keeps all that it knows.
+    Queued payments are not sent, and stay queued until you cancel them. The store keeps all that it knows.
     """
     _change(account, AccountState.REMOVED, note, service)
 
@@ -215,7 +215,7 @@ def erase(
 @add_command(accounts_app, "erasures")
 @with_service(*OF_THE_DATABASE)
 def list_erasures(*, as_json: AsJSON = False, service: Service) -> None:
-    """List what was erased, to keep outside of the database's backups. Needs no service."""
+    """List the erasures, to keep outside of the database's backups. Needs no service."""
 
     async def work() -> list[Erasure]:
         store = open_store_of(find_store(service))

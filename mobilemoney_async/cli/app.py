@@ -175,7 +175,7 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
                 "accounts:accounts_app",
                 "Accounts of a platform's store: which one needs someone, and which may pay.",
             ),
-            ("doctor", "doctor:doctor", "Check the configuration and say what to fix."),
+            ("doctor", "doctor:doctor", "Check the configuration and name the fixes."),
         ),
         "Trying it out": (
             ("sandbox", "sandbox:sandbox_app", "The service on your own machine, with simulated money."),

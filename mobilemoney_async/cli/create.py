@@ -276,7 +276,7 @@ class Payment:
         elif isinstance(exc, errors.IdempotencyConflict):
             show = command_line("payments", "show", self._request.key or "", *self._service.store_flags)
             text = f"{exc}; look at that payment: {show}; another payment needs another key"
-        elif not isinstance(exc, errors.StoreError):  # a text of the store says itself what was sent
+        elif not isinstance(exc, errors.StoreError):  # the store's text says itself whether it was sent
             is_certain = not isinstance(exc, errors.APIError) or exc.is_certain
             refused = "no money moved: " if is_certain else "refused, as far as is known: "
             text = {"not_sent": "nothing was sent: ", "refused": refused}.get(exc.outcome, "") + text

@@ -82,7 +82,7 @@ def doctor(
     all_accounts: AllAccounts = False,
     service: Service,
 ) -> None:
-    """Check the configuration and say what to fix.
+    """Check the configuration and name the fixes.
 
     Checks URL, name, connection, certificate, clock, credentials, rate limit and store. Sends one request, and a login
     if there is no token yet; moves no money, and makes and changes nothing in the store.

@@ -1,4 +1,4 @@
-"""Failures of commands: exit codes, errors in one line that says what to do next, Ctrl-C.
+"""Failures of commands: exit codes, errors in one line with the next step, Ctrl-C.
 
 `run` runs the work of every command. Errors before it, such as a bad configuration, reach `conclude` through the group
 of commands (`app`).

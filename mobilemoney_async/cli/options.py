@@ -42,7 +42,7 @@ def _refuse_password(url: str | None) -> str | None:
 
 
 def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return what completes the value of an option in the shell: the names that begin so."""
+    """Return the names that complete the value of an option in the shell."""
     return lambda incomplete: [each for each in names() if each.startswith(incomplete)]
 
 
@@ -140,7 +140,7 @@ def require_service(settings: Settings) -> Settings:
 
 
 def check(convert: Callable[[V], T], value: V, accepted: str) -> T:
-    """Return the value of an argument; the error names what is accepted, and does not repeat the value.
+    """Return the value of an argument; the error names the accepted values, and does not repeat the value.
 
     Raises:
         Refused: The conversion raised a `ValueError`.

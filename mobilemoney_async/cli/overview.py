@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _PAUSE, _SHARE = 2.0, 0.05
 # Seconds after which a look without an answer is an outage.
 _SILENCE = 5.0
-# Payments, and transactions, that are shown with what to do.
+# Payments, and transactions, that are shown with a next step.
 _MOST = 5
 _BARS, _ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
@@ -67,7 +67,7 @@ async def _read(store: AccountStore) -> Overview:
 
 
 class Watched(Protocol):
-    """View of a store that is read again and again: the latest reading, and what is wrong with the store."""
+    """View of a store that is read again and again: the latest reading, and the failure of the store."""
 
     latest: Any
     problem: str | None
@@ -210,7 +210,7 @@ def screen(view: Any) -> Iterator[Callable[[], object]]:
     """Show a view on the whole terminal; its last state stays there in the end."""
     console = Console(highlight=False)
     try:
-        # Drawn when it changes only, and on a screen of its own, so that a resized window is drawn anew as a whole.
+        # Drawn when it changes only, and on a screen of its own, so that a resized window is drawn again as a whole.
         with Live(view, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             yield live.refresh
     finally:
@@ -248,7 +248,7 @@ class _Lines:
             self._print_new(found)
 
     def _print_new(self, found: Overview) -> None:
-        """Print what to do for payments that were not known to need attention."""
+        """Print the next steps for payments that were not known to need attention."""
         for record in found.needs_attention:
             if record.key not in self._known:
                 step = next_step(record, found.at)
@@ -258,14 +258,14 @@ class _Lines:
 
 
 def _compared(found: Overview) -> Any:
-    """Return what makes a new line: not the clock, and not what changes with each request."""
+    """Return the facts that make a new line: not the clock, and not those that change with each request."""
     return attrs.evolve(
         found, at=found.day_began_at, minutes=(), sending=0, lag=None, requests=None, queue_done_at=None
     )
 
 
 def warnings(found: Overview) -> Iterator[str]:
-    """Yield what an operator has to change so that payments go on."""
+    """Yield the changes that an operator has to make so that payments go on."""
     if found.pending and not found.has_poller:
         yield "no process follows the pending payments"
     if found.paused is not None:

@@ -56,7 +56,7 @@ payments_app: typer.Typer = command_group(
         LazyCommand(name, f"unclaimed:{function}", summary, "Commands")
         for name, function, summary in (
             ("unclaimed", "list_unclaimed", "List transactions at the service that no payment of the store claims."),
-            ("explain", "explain_transaction", "Say what transactions are that no payment claims."),
+            ("explain", "explain_transaction", "Explain transactions that no payment claims."),
             ("recover", "recover", "Import transactions that no payment owns, as after a restored backup."),
             ("audit", "audit", "Compare the store with the service's transaction list, for some days."),
             ("restored", "restored", "Say that the store was restored from a backup."),

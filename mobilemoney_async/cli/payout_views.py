@@ -38,7 +38,7 @@ def count_lines(batch: PayoutBatch) -> dict[str, int]:
 
 
 def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
-    """Return the facts of a batch, what its approver should look at before the digest."""
+    """Return the facts of a batch for its approver, to look at before the digest."""
     at = {"proposed": batch.proposed_at, "approved": batch.approved_at, "cancelled": batch.cancelled_at}
     by = {"proposed": batch.proposed_by, "approved": batch.approved_by, "cancelled": batch.cancelled_by}
     return {
@@ -61,7 +61,7 @@ def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
 def notes_of(
     duplicates: Mapping[int, str], warnings: Mapping[int, str], left_out: Mapping[int, str] | None = None
 ) -> dict[str, str]:
-    """Return what to look at before an approval, by line: of many, the first ones and the numbers of the others."""
+    """Return the warnings before an approval, by line: of many, the first ones and the numbers of the others."""
     noted = {line: [f"paid twice? {reason}"] for line, reason in duplicates.items()}
     for line, reason in warnings.items():
         noted.setdefault(line, []).append(reason)
@@ -91,7 +91,7 @@ def _new_recipients(batch: PayoutBatch) -> str:
 
 
 def line_columns(notes: Mapping[int, str], *, unmasked: bool) -> Sequence[Column[PayoutLine]]:
-    """Return the columns of a table of lines; `notes` are what else to look at, by line."""
+    """Return the columns of a table of lines; `notes` are the warnings, by line."""
     return (
         Column("line", lambda each: str(each.line), is_number=True),
         Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),

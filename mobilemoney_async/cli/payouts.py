@@ -219,7 +219,7 @@ def show(
     as_json: AsJSON = False,
     service: Service,
 ) -> None:
-    """Show the lines of a batch, page after page, with what to look at before an approval."""
+    """Show the lines of a batch, page after page, with the warnings before an approval."""
 
     async def work(payouts: Payouts) -> tuple[PayoutBatch, Sequence[PayoutLine]]:
         return await payouts.get(id), await payouts.report(id)

@@ -41,9 +41,9 @@ class Column(Generic[T]):
 
 @attrs.frozen(eq=False)
 class Table:
-    """Table of printable texts, without lines; see `Column` for what a narrow terminal makes of it.
+    """Table of printable texts, without lines; see `Column` for a narrow terminal.
 
-    What does not fit side by side stands in several lines: ids first, then as many columns in a line as fit.
+    Columns that do not fit side by side stand in several lines: ids first, then as many columns in a line as fit.
     """
 
     columns: Sequence[Column[Any]]

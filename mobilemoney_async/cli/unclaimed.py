@@ -49,7 +49,7 @@ def list_unclaimed(
 ) -> None:
     """List transactions at the service that no payment of the store claims. Needs no service.
 
-    One that fits a payment may be that payment made twice. Find out what it is, then use explain.
+    One that fits a payment may be that payment made twice. Look it up, then use explain.
     """
     if all_accounts:
         if show_all or service.account is not None:
@@ -80,10 +80,10 @@ def explain_transaction(
     yes: Yes = False,
     service: Service,
 ) -> None:
-    """Say what transactions are that no payment claims, after you have looked. Needs no service.
+    """Explain transactions that no payment claims, after you have looked. Needs no service.
 
     They then keep no payment from being sent. Of a payment whose final state has changed, this keeps the first one.
-    Instead of ids you may give filters: what they choose is listed, and explained after you have agreed.
+    Instead of ids you may give filters: their transactions are listed, and explained after you have agreed.
     """
     day, store = read_day("--before", before), find_store(service)
     is_filtered = day is not None or phone is not None

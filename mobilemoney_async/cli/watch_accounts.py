@@ -57,7 +57,7 @@ class AccountsView:
 
 
 class _Lines:
-    """Printer where there is no terminal: a line for each account whose needs have changed."""
+    """Printer where there is no terminal: a line for each account with other needs than before."""
 
     def __init__(self, view: AccountsView, *, as_json: bool) -> None:
         self._view, self._as_json = view, as_json

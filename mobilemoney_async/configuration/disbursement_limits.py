@@ -1,4 +1,4 @@
-"""Limits of what a merchant's programs send to recipients. Pure."""
+"""Limits of the payments of a merchant's programs to recipients. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = Decimal(10**15)
 
 
 def _read(value: int | Decimal | str | None) -> Decimal | None:
-    """Return the amount of a limit; what is none stays as it is, for the check that knows the limit's name."""
+    """Return the amount of a limit; another value stays as it is, for the check that knows the limit's name."""
     found: Any = value
     with suppress(InvalidRequest):
         found = None if value is None else Decimal(normalise_amount(value))
@@ -75,7 +75,7 @@ def require_within(
     Args:
         limits: The limits.
         amount: Of the disbursement, or of several to one number.
-        to_recipient: What may have been sent to this number in the last 24 hours.
+        to_recipient: The sum that may have been sent to this number in the last 24 hours.
         in_all: The same to any number.
         what: Words for what exceeds the limit, for the error.
     """

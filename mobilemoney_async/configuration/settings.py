@@ -46,7 +46,7 @@ class Settings:
         store_key: Encrypts the login token in the store.
         account: The account of the payments, in a store of several merchants.
         timeout: Of one attempt, seconds; None for the client's default.
-        disbursement_limits: Limits of what is sent, or None.
+        disbursement_limits: Limits of disbursements, or None.
         local_numbers: Whether commands read numbers without their country code as Tanzanian.
         is_chosen: Whether the user named the profile or the URL; False if the sandbox is only the default.
         sources: The source of each setting, by the attribute's name: for messages, never secret.

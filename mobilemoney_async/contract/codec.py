@@ -200,7 +200,7 @@ def _has_odd_text(body: bytes, *, is_own: bool) -> bool:
 
 
 class Fields:
-    """Fields of a request that show nothing of themselves, also to those who look into mappings.
+    """Fields of a request that show nothing of themselves, not even inside mappings.
 
     Args:
         fields: A mapping, or anything that a caller gave for one.

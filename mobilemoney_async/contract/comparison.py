@@ -1,4 +1,4 @@
-"""Comparison of the texts of answers with what was asked for: by value, in any spelling (contract, section 4)."""
+"""Comparison of the texts of answers with the request: by value, in any spelling (contract, section 4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ERASED = "erased:"
 _NATIONAL_DIGITS = 9
 # Digits of a number with its country code there; longer ones are rare.
 _LONGEST_DIGITS = 12
-# The country whose currency it is: a number without a country code is one of its own.
+# The country of the currency: a number without a country code is one of its own.
 _COUNTRY = "255"
 # Digits that a masked number must show.
 _SHOWN_DIGITS = 4

@@ -40,7 +40,7 @@ _IDENTIFIERS = frozenset(
 
 
 class DataConverter(cattrs.Converter):
-    """`cattrs.Converter` of this package's values, whose errors are this package's."""
+    """`cattrs.Converter` of this package's values, with this package's errors."""
 
     def structure(self, obj: Any, cl: type[T]) -> T:
         """Return plain JSON data as a class.
@@ -187,7 +187,7 @@ def _fields(cl: Any) -> tuple[attrs.Attribute[Any], ...]:
 
 
 def _read_at(index: object, read: Callable[[Any, Any], T], value: Any, kind: Any) -> T:
-    """Read a value inside another one, whose error says where it is; cattrs' own way goes on, and keeps all errors."""
+    """Read a value inside another one; its error says where it is; cattrs' own way goes on, and keeps all errors."""
     try:
         return read(value, kind)
     except Exception as exc:  # noqa: BLE001 (with its place for `DataConverter.read`)

@@ -51,7 +51,7 @@ class Data:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        # Called by pydantic only: nobody else needs it.
+        # Called by pydantic only.
         from mobilemoney_async.contract.json_schema import core_schema
 
         return core_schema(cls)

@@ -175,7 +175,7 @@ LOGIN = Endpoint(
 
 
 def _user_service(path: str, *, bearer: bool = True) -> Endpoint[JSONObject]:
-    """Return the row of a call whose success the contract does not show: its body may be empty."""
+    """Return the row of a call; the contract does not show its success: its body may be empty."""
     return Endpoint(
         method="POST",
         path=f"/user-service/{path}",

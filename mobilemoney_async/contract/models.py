@@ -256,7 +256,7 @@ ANSWERS |= {
     Settlement: SideFields(("net_amount", "settled_at", "settlement_batch")),
     LoginResult: SideFields(),
     User: SideFields(("id", "email")),
-    # It names a payment by its id alone. In place of what it does not show, it has what no payment has.
+    # It names a payment by its id alone. In place of the other fields, it has values that no payment has.
     Acknowledgement: SideFields(
         ("reference", "amount", "currency", "phone_number", "status_code", "status"),
         {

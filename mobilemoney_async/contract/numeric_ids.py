@@ -1,4 +1,4 @@
-"""Pages whose identifiers are JSON integers: read by msgspec too, since the converter takes three times as long."""
+"""Pages with JSON integers as identifiers: read by msgspec too, since the converter takes three times as long."""
 
 from __future__ import annotations
 

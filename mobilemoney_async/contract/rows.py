@@ -1,4 +1,4 @@
-"""Pages of the list whose rows are read one by one. Imported when first needed: few pages need it."""
+"""Pages of the list, read row by row. Imported when first needed: few pages need it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mobilemoney_async.contract.converter import answers
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
 
-# In place of what a page does not say of its position, and of the length of the list.
+# In place of the position of a page, and of the length of the list, where it does not show them.
 _UNKNOWN = {"current_page": 0, "per_page": 0, "total_pages": -1, "total_count": -1}
 
 
 def structure_page(plain: Any) -> RowsAnswer:
-    """Return plain JSON values as a page whose rows are read one by one, each as strictly as ever.
+    """Return plain JSON values as a page, row by row, each as strictly as ever.
 
     Raises:
         DecodeError: It is no page: its rows are no array.

@@ -120,7 +120,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         min_interval: As for `AsyncClient.poller`, seconds.
         per_minute: As for `AsyncClient.dispatcher`.
         send_within: How long an order of `collect` may wait, seconds, more than 0: for the rate limit, or for another
-            process if its own dies. Then it is not made, so that no phone rings for what its customer has given up.
+            process if its own dies. Then it is not made, so that no phone rings for an abandoned order.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
         drain: How long to wait for creates at the end, seconds, at least 0.
         most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.

@@ -330,7 +330,7 @@ class PaymentBook:
         limit: int | None = None,
         forever: bool | None = None,
     ) -> Changes:
-        """Return an iterator over the changes of the account's payments: what your books follow.
+        """Return an iterator over the changes of the account's payments, for your books.
 
         Each change of a payment's state is one entry, from the first request to the final state, and so is a
         transaction that no payment claims. Changes of one payment come in their order, and none is ever skipped: a
@@ -377,7 +377,7 @@ class PaymentBook:
         return ChangePages(self._store, place, start == "now", most, is_endless, self._utcnow)
 
     async def consumers(self) -> builtins.list[ConsumerState]:
-        """Return the consumers of the account's changes, with their places and what they could not handle."""
+        """Return the consumers of the account's changes, with their places and their parked changes."""
         return await self._store.write(lambda journal: list_consumers(journal, number_changes(journal)))
 
     async def forget_consumer(self, name: str) -> None:

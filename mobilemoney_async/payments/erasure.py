@@ -1,12 +1,12 @@
 """Erasure of a phone number or of an account's numbers, names and notes, as privacy laws ask for.
 
-What stays: amounts, ids, keys, states and times, and for each number a digest under the account's secret key. So a
+These stay: amounts, ids, keys, states and times, and for each number a digest under the account's secret key. So a
 payment that the service lists as final is still the same, an idempotency key still names the same payment, and a
 transaction that is a payment made twice is still found. Nothing is erased while a payment is open, since its number is
 what it is found by.
 
 Critical section: one transaction, which begins with the lock of the account's row, as other decisions about an account.
-A payment that begins meanwhile for the same number keeps it.
+A payment that begins during that for the same number keeps it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
 
 
 def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> list[Erasure]:
-    """Erase again what a list of erasures names, as after a backup was restored.
+    """Repeat the erasures of a list, as after a backup was restored.
 
     Raises:
         StoreError: As of `erase_number`; nothing is erased then.
@@ -144,7 +144,7 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
 
 
 def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]:
-    """Replace numbers, and what may name their owners, in the tables of an account; return the rows by table."""
+    """Replace numbers, and texts that may name their owners, in the tables of an account; return the rows by table."""
     run, rows = journal.connection.execute, dict[str, int]()
 
     def count(table: sa.Table, changed: int) -> None:

@@ -96,7 +96,7 @@ class SQLStore:
         self._parts = AccountStore(
             Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer, kept
         )
-        # Shared by the stores of one database, as long as somebody uses them: a client uses the parts alone.
+        # Shared by the stores of one database, as long as they are in use: a client uses the parts alone.
         self._accounts: MutableMapping[str, SQLStore] = WeakValueDictionary({self.account: self})
         self._used: MutableMapping[str, AccountStore] = WeakValueDictionary({self.account: self._parts})
 
@@ -108,7 +108,7 @@ class SQLStore:
 
         Payments, keys, rate limit, login and poller are the account's own. Connections, threads and the listener are
         shared by all accounts, so that a process with a thousand of them has ten connections. Asked twice, this
-        returns the same store while somebody uses it.
+        returns the same store while it is in use.
 
         Args:
             account: Names the merchant, at most 200 characters.
@@ -169,7 +169,7 @@ class SQLStore:
         Raises:
             InvalidRequest: An argument is invalid.
             IdempotencyConflict: The key was used for another payment.
-            StoreError: The database has tables of another version. The error says what to do.
+            StoreError: The database has tables of another version. The error names the next step.
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
         from mobilemoney_async.database.guest import explained, guest_connection
@@ -182,7 +182,7 @@ class SQLStore:
         database = self._parts.database
         utcnow, guest = database.wall_clock.utcnow, guest_connection(connection, database.dialect)
         if isinstance(not_before, timedelta) or isinstance(not_after, timedelta):
-            # This process may never have read the clock that says what is late.
+            # This process may never have read the clock that decides here.
             with explained():
                 now = database.time_of_transaction(utcnow)(guest)
         else:
@@ -262,7 +262,7 @@ class SQLStore:
         return await self._parts.database.read(list_erasures)
 
     async def repeat_erasures(self, erasures: Iterable[Erasure]) -> list[Erasure]:
-        """Erase again what a list of erasures names, after a backup from before them was restored.
+        """Repeat the erasures of a list, after a backup from before them was restored.
 
         Args:
             erasures: Those that `erasures` has returned before the database was lost.

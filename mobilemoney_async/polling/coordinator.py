@@ -192,7 +192,7 @@ class Coordinator:
         # The poller's tasks have ended. The block may be left by a cancellation, and news would be lost.
         try:
             await shielded(lambda: self._channel.leave(self._outgoing.updates))
-        except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
+        except Exception as exc:  # noqa: BLE001 (it must not take the place of the error that ended the block)
             warn_of_store("the payments stay tracked for a while, the store failed", exc)
 
     # Inside

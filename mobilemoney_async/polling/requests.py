@@ -92,7 +92,7 @@ class PageReader:
 
 
 class Requester:
-    """Sender of the poller's requests, each once: the planner decides on what to do after a fault."""
+    """Sender of the poller's requests, each once: the planner decides on the next step after a fault."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))

@@ -43,7 +43,7 @@ class TrackedPayment:
         return self.open_at > -math.inf
 
     def keep(self, row: Transaction) -> None:
-        """Keep the latest state if there is a deadline, whose error carries it: it is the largest part."""
+        """Keep the latest state if there is a deadline: its error carries it. It is the largest part."""
         if self.deadline < math.inf:
             self.transaction = row
 

@@ -1,4 +1,4 @@
-"""Limits of disbursements without a store: what this process has sent in the last 24 hours."""
+"""Limits of disbursements without a store: those that this process has sent in the last 24 hours."""
 
 from __future__ import annotations
 

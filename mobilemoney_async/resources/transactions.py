@@ -240,7 +240,7 @@ class Transactions:
         lookups go in the lane for bulk work, so that they wait behind payments and single lookups.
 
         Args:
-            ids: Transaction ids, or what has one, as for `get`; all of them are checked before the first is sent.
+            ids: Transaction ids, or objects with one, as for `get`; all of them are checked before the first is sent.
             since: A day, as `from_date` of `page`, on or after which most of them were created. Pages of the history
                 since that day are then read first, as long as they show more than lookups would, and only the rest
                 is looked up: 600 transactions of today for some ten requests.

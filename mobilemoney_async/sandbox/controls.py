@@ -28,7 +28,7 @@ _WHOLE = re.compile(r"0*([0-9]+?)(?:\.00?)?")
 
 
 def _as_sent(amount: int | Decimal | str) -> str:
-    """Return an amount as a client sends it; what is none stays as it is, for the service to refuse it."""
+    """Return an amount as a client sends it; another value stays as it is, for the service to refuse it."""
     if isinstance(amount, bool) or not isinstance(amount, int | Decimal | str):
         raise ValueError("amount must be a positive whole number of TZS as int, Decimal or str, such as 15000")  # noqa: TRY004
     text = f"{amount:f}" if isinstance(amount, Decimal) else str(amount)
@@ -247,7 +247,7 @@ class Controls:
         Args:
             phone_number: International format; blanks and hyphens are left out, as a client leaves them out.
             amount: Whole TZS, as a client takes them: 15000, ``"15000"`` or ``"15000.00"``.
-            account: Who asks, of `merchants`; None for the first one.
+            account: The name of the asking merchant, of `merchants`; None for the first one.
 
         Returns:
             The service's answer to that request: `status`, `body`, and `wire` where a magic number takes the answer

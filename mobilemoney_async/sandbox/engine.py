@@ -43,7 +43,7 @@ class Engine:
         self.switches: SwitchBoard = SwitchBoard()
         self.requests: RequestLog = RequestLog()
         self.payments: PaymentService = PaymentService(self.book, speed=speed)
-        # Of the page, so that what a program gets is the same beside it.
+        # Of the page, so that a program gets the same beside it.
         self._page_dice = dice(seed, f"page{run}")
         self._speed = speed
         self._balance = balance

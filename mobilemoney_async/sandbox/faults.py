@@ -65,7 +65,7 @@ def lost(*, processed: bool) -> Fault:
 
 
 def server_error(status: int = 500, *, processed: bool) -> Fault:
-    """Answer with a 5xx in the payment shape, whose code is not the contract's, before or after processing."""
+    """Answer with a 5xx in the payment shape, with a code that is not the contract's, before or after processing."""
     reply = payment_error(status, "INTERNAL_ERROR", "Something went wrong")
     return _answer_with("server error", reply, processed=processed)
 

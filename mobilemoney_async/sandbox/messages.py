@@ -90,7 +90,7 @@ def payment_error(status: int, code: str, message: str, *, retry_after: int | No
 
 
 def auth_error(status: int, code: str, message: str) -> Reply:
-    """Return an error in the authentication shape, whose code is in `error`."""
+    """Return an error in the authentication shape, with its code in `error`."""
     return Reply(status=status, body=encode({"success": False, "error": code, "message": message}), code=code)
 
 

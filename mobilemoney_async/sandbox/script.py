@@ -107,7 +107,7 @@ class Switch:
 
     Args:
         slug: Its name in programs and URLs: small letters, digits and hyphens.
-        sees: What the program sees, a few words.
+        sees: The program's view, a few words.
         description: The same in a sentence, for the page.
         processed: Whether the request took effect, which the program cannot see; None where the answer is a whole one.
         fault: Makes the fault.

@@ -48,7 +48,7 @@ async def killed_at_end(program: AbstractAsyncContextManager[T]) -> AsyncIterato
 
     At the end of the block the program's stores refuse to read and to write: from then on it records nothing, sends no
     payment, and settles none. Then it is closed as usual. A second block over the same database is the restart, which
-    finds what a crash leaves: leases that lapse after a minute, requests without an answer. Use virtual time.
+    finds the remains of a crash: leases that lapse after a minute, requests without an answer. Use virtual time.
 
     If the block raises, the program is closed, and not killed.
 
@@ -57,7 +57,7 @@ async def killed_at_end(program: AbstractAsyncContextManager[T]) -> AsyncIterato
             `Backend`. It is not entered yet. Routes that still run are not stopped, so let them answer first.
 
     Yields:
-        What the program's own context gives.
+        The value that the program's own context gives.
 
     Raises:
         BaseException: Any error of the block, and of the program before its death.

@@ -17,7 +17,7 @@ Rules of virtual time:
   a segment, loopback or not, and sends it again 0.2 real seconds later.
 - Other threads and processes live in real time and the clock does not wait for them: a time-out around them fires at
   once. Run such tests in real time.
-- On asyncio the clock does wait for what `loop.run_in_executor` runs, up to a real second for each: Django's views and
+- On asyncio the clock does wait for `loop.run_in_executor`, up to a real second for each call: Django's views and
   models (`sync_to_async`), `asyncio.to_thread`, name look-ups. It does not for anyio's threads, in which FastAPI runs
   routes that are plain functions.
 - On asyncio it also waits, up to a real second, for the answer on a socket to another process or thread, once something
@@ -83,7 +83,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.asked: dict[int, float] = {}
 
     def ask(self, file: int) -> None:
-        """Wait for what comes from a socket."""
+        """Wait for bytes from a socket."""
         self.asked[file] = time.monotonic() + _PATIENCE
 
     def leads_out(self, file: int) -> bool:
@@ -194,7 +194,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         if self._clock.leads_out(file):
             for name in ("write", "writelines"):
                 setattr(transport, name, functools.partial(self._write, file, getattr(transport, name)))
-            self._clock.ask(file)  # what was written while it was made, or a greeting
+            self._clock.ask(file)  # bytes that were written while it was made, or a greeting
         return made
 
     def _write(self, file: int, write: Callable[[Any], None], data: Any) -> None:

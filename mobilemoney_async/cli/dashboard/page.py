@@ -1,4 +1,4 @@
-"""Page of the dashboard: what it shows, its HTML and its event stream. It reads the store every few seconds.
+"""Page of the dashboard: its content, its HTML and its event stream. It reads the store every few seconds.
 
 Each text of the store is shown with unprintable characters escaped, as text, and isolated from the text around it.
 """
@@ -111,9 +111,9 @@ REGIONS = ("as_of", "trouble", "attention", "figures", "hour", "limit", "today")
 
 
 class Board:
-    """What the page shows: the newest overview of a store, the use of the rate limit so far, and what is wrong.
+    """Content of the page: the newest overview of a store, the use of the rate limit, and a failure of the store.
 
-    The store keeps the requests of the last minute only. What the page plots of the last hour it has seen itself.
+    The store keeps the requests of the last minute only. The page has seen the rest of the last hour itself.
     """
 
     def __init__(self, store: SQLStore, service: Service | None = None) -> None:
@@ -135,7 +135,7 @@ class Board:
             await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
 
     async def look_again(self) -> None:
-        """Read the store, and write the parts of the page anew. A store that is away leaves the last figures."""
+        """Read the store, and write the parts of the page again. A store that is away leaves the last figures."""
         try:
             self._overview = found = await self.read(read_overview)
             self._trouble = None
@@ -181,7 +181,7 @@ class Board:
 
 
 class AccountsBoard:
-    """What the page of all accounts shows: those that need someone, by reason, and the boards of those it opened."""
+    """Content of the page of all accounts: those that need someone, by reason, and the boards of those it opened."""
 
     def __init__(self, store: SQLStore, service: Service | None = None) -> None:
         self.name: str = "all accounts"
@@ -201,7 +201,7 @@ class AccountsBoard:
             await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
 
     async def look_again(self) -> None:
-        """Read the store, and write the list anew. A store that is away leaves the last one."""
+        """Read the store, and write the list again. A store that is away leaves the last one."""
         reason = None
         try:
             self._statuses = await self._whole.read(lambda store: read_accounts(store, everything=True))

@@ -55,7 +55,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
 
     def read(journal: Journal) -> Comparison:
         ids = [row.id for row in walk.rows]
-        # Before the owners: of a payment whose answer is recorded meanwhile, one of the two shows the transaction.
+        # Before the owners: of a payment that is recorded at this moment, one of the two shows the transaction.
         around = shift(start, -_DAY), shift(last, 2 * _DAY)
         open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None))
         owned = owners(journal, ids)
@@ -99,7 +99,7 @@ def _sent_between(
 
 
 async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Comparison) -> list[Difference]:
-    """Return the differences of payments whose transactions the list does not show.
+    """Return the differences of payments with transactions that the list does not show.
 
     Some are looked up. Of the others, one is missing only between rows that are shown, in a list that was read as a
     whole.

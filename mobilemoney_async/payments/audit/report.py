@@ -63,7 +63,7 @@ class Difference(Data):
 
     Attributes:
         kind: Its kind.
-        reason: What differs, in words.
+        reason: The difference, in words.
         advice: The next step.
         commands: The command lines for it, each as the arguments of ``mobilemoney``.
         key: The payment's idempotency key, or None.
@@ -112,7 +112,7 @@ class AuditReport(Data):
         to_date: The last day.
         transactions: The number of transactions that the service shows.
         payments: The number of payments of the store that were compared.
-        differences: What differs, each with a reason.
+        differences: The differences, each with a reason.
         totals: By type, status and settlement batch, to tick off against the statement.
         unsettled: The ids of successful collections for which the list shows no settlement, or not its batch.
         on_its_way: The ids of transactions that no payment claims yet, and that are no difference: a payment of their
@@ -153,7 +153,7 @@ class Comparison:
         open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
             known just before `owned` was read.
         sent: The payments that were sent in its days before it began, and may exist.
-        facts: What the store knows of the rows.
+        facts: The store's facts about the rows.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
         began_at: When the listing began.
         now: When it ended.
@@ -212,7 +212,7 @@ class Comparison:
         return found
 
     def _unowned(self) -> Iterable[Transaction]:
-        """Return the rows that no payment claims, and that nobody has explained."""
+        """Return the rows that no payment claims, and that are not explained."""
         settled = {RowClass.OWNED, RowClass.EXPLAINED}
         return (row for row in self.own_rows if self.facts.classify(row, None) not in settled)
 
@@ -248,7 +248,7 @@ class Comparison:
             yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT], commands=shown)  # a final state stays
 
     def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
-        """Return what differs. A number that is masked, cut or missing in the list is no difference."""
+        """Return the differences. A number that is masked, cut or missing in the list is no difference."""
         if row.amount != record.amount:
             yield f"the amount is {record.amount:f} here, and {row.amount:f} at the service"
         if row.currency.strip().upper() != CURRENCY:

@@ -58,7 +58,7 @@ class KeyTakenError(Exception):
 
 
 class NotEchoedError(Exception):
-    """Acknowledgement of a transaction that does not name what was asked for."""
+    """Acknowledgement of a transaction that does not fit the request."""
 
     def __init__(self, transaction_id: str, problem: str, sent_at: datetime) -> None:
         super().__init__(problem)
@@ -148,7 +148,7 @@ class RecordedAttempts:
         return waited + _MARGIN
 
     def _limit_check(self) -> Callable[[Journal], object]:
-        """Return what raises `LimitExceeded`, in the transaction that begins the payment, if that exceeds a limit."""
+        """Return a check, for the transaction that begins the payment, that raises `LimitExceeded`."""
         limits, request, is_queued = self.limits, self.request, self.is_queued
         if limits is None:
             return lambda _: None

@@ -125,7 +125,7 @@ class _Beginning:
         return True
 
     def _require_allowed(self, found: sa.Row[Any]) -> None:
-        """Raise what forbids the payment, by the columns of `_CHECKS`; the transaction is then rolled back."""
+        """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
         require_active(self.journal.connection, self.journal.account, found.account_state)
         self.guard.require_unsuspected(self.journal.connection, self.request, found.suspect, self.checks)

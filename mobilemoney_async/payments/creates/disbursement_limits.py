@@ -48,7 +48,7 @@ def require_payment_within(
 ) -> None:
     """Raise `LimitExceeded` if a payment that is about to begin exceeds a limit.
 
-    What waits in the queue does not count for a payment that comes from there: a full queue would stop itself.
+    Queued payments do not count for a payment that comes from there: a full queue would stop itself.
     """
     lock_limits(journal)
     others = _select(journal, at, with_queue=not is_queued).where(_columns.key != request.key)

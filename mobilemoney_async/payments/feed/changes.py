@@ -1,6 +1,6 @@
 """Changes of payments, in the order that readers get: the statements inside one transaction.
 
-A change is recorded in the transaction that makes it, without a number. Whoever reads next numbers the changes that are
+A change is recorded in the transaction that makes it, without a number. The next reader numbers the changes that are
 committed by then, in a transaction of its own under the lock of the account's row. So a number is given after the
 commit, no reader ever passes a change that commits later, and an open transaction holds up no other payment.
 
@@ -8,7 +8,7 @@ The changes of one payment keep their order: each is committed before the next b
 row, and its time is never before the previous one's.
 
 Critical section: from the lock in `number_changes` to the commit, which is durable, no other process numbers changes of
-the account. Nobody who writes a payment waits for that lock.
+the account. No writer of a payment waits for that lock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CURSOR = re.compile(
     r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9]{1,18})-(?P<prunings>[0-9]{1,18})(?P<check>-[0-9a-f]{8})?"
 )
 
-# States of payments whose changes are never pruned.
+# States of payments with changes that are never pruned.
 _OPEN = [
     str(each)
     for each in (

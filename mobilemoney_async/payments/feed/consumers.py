@@ -72,7 +72,7 @@ class ConsumerState(Data):
     Attributes:
         name: Its name.
         behind: The changes between its place and the end of the feed.
-        lagging: The payments whose changes wait for one that could not be handled yet.
+        lagging: The payments with changes that wait for one that could not be handled yet.
         parked: The changes that are handed out no more.
         used_at: When it was last used, to the minute.
     """

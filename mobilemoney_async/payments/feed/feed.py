@@ -127,7 +127,7 @@ class ChangePages:
 
 
 class ConsumerChanges:
-    """Iterator over an account's changes for a named consumer, whose place the store keeps.
+    """Iterator over an account's changes for a named consumer; the store keeps its place.
 
     Another process that reads with the same name waits while this one goes on. Where this is left without `aclose`, the
     next iterator of the process goes on in its place: changes hold its reader, but not the iterator itself.
@@ -190,7 +190,7 @@ class ConsumerReader:
         await self._store.write(lambda journal: self._find(ConsumerTable(journal, self._name), now))
 
     async def aclose(self) -> None:
-        """Give the lease back, and let what was handed out come again at once."""
+        """Give the lease back, and let the changes that were handed out come again at once."""
         self._begin_again()
         await leave_consumers(self._store, self.me, is_closed=True)
 
@@ -294,7 +294,7 @@ class ConsumerReader:
             # Not on a store that was restored since the last page.
             if delivery is not None and (last is None or is_there(table.journal, last.change.cursor)):
                 after = max(after, min(delivery.upto, feed.last))
-            # What another process handed out last may have ended it.
+            # The last change of another process may have ended it.
             tried = None if self._has_begun else row.tried
             return table.take(feed, row, now, after=after, limit=_PAGE, tried=tried, reader=self)
 
@@ -367,7 +367,7 @@ def _lease_name(consumer: str) -> str:
 
 
 async def prune(store: AccountStore, utcnow: Callable[[], datetime]) -> None:
-    """Delete old changes, at most once a minute: called by whoever gives them numbers, once it has read them all."""
+    """Delete old changes, at most once a minute: called by a reader that has numbered and read them all."""
     now = utcnow()
     if store.pruned_at is not None and abs(now - store.pruned_at) < _PRUNE_EVERY:
         return

@@ -62,7 +62,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds: the lease, between two looks at the queue, and between two attempts to get the lease.
 _LEASE, _LOOK, _WAIT = 10.0, 0.5, 2.0
-# The lease of a dispatcher whose process has claimed the account: whoever claims it next ends that.
+# The lease of a dispatcher in the process that has claimed the account: the next claim ends that.
 _CLAIMED = 60.0
 # Seconds that a payment may keep the next one waiting, as during a listing, and for the answers at the end.
 _PATIENCE, _DRAIN = 10.0, 10.0
@@ -70,7 +70,7 @@ _PATIENCE, _DRAIN = 10.0, 10.0
 _IN_FLIGHT = 20
 # How long an equal end counts for the next payment.
 _RECENT = timedelta(days=1)
-# Unknown results in a row after which payments of the type wait: those that are still queued cost nobody a decision.
+# Unknown results in a row after which payments of the type wait: those that are still queued need no decision.
 _UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
 _OWN_PAUSE = 30.0
@@ -97,8 +97,8 @@ class DispatcherStats(Data):
         sent: The payments that this dispatcher has sent, whatever their results.
         finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
             another process dispatches.
-        paused: Why nothing is sent, whichever process has paused, or None. After what could not be sent, and unknown
-            results, it goes on by itself; after `pause`, and many equal ends without money moving, when one resumes.
+        paused: The reason why nothing is sent, in any process, or None. After failures to send, and unknown results, it
+            goes on by itself; after `pause`, and many equal ends without money moving, when one resumes.
     """
 
     queued: int = 0
@@ -110,7 +110,7 @@ class DispatcherStats(Data):
 class Dispatcher(anyio.AsyncContextManagerMixin):
     """Sender of an account's queued payments: ``async with client.dispatcher(): ...``.
 
-    Any number of processes may run one. Leaving the block waits for the answers to what was sent, ten seconds at most.
+    Any number of processes may run one. Leaving the block waits for the answers that are due, ten seconds at most.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 await shielded(partial(self._end, tasks))
 
     async def _end(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Wait for the answers to what was sent, and give the lease back."""
+        """Wait for the answers that are due, and give the lease back."""
         try:
             with anyio.move_on_after(_DRAIN):
                 await until_answered(self)
@@ -183,7 +183,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=paused)
 
     def pause(self, reason: str = "the program has paused it") -> None:
-        """Send nothing from now on, in any process of the account, until `resume`; what is being sent goes on."""
+        """Send nothing from now on, in any process of the account, until `resume`; requests on their way go on."""
         self._order = Pause(require_text("reason", reason))
         self._stir()
 
@@ -202,7 +202,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         return pause.reason if pause.lasts else None
 
     async def _save_order(self) -> None:
-        """Let the store have what the program has ordered last."""
+        """Let the store have the program's last order."""
         if (order := self._order) is not None:
             await self._store.write(lambda journal: save_pause(journal, order), share_key="")
             self._pause = order
@@ -243,7 +243,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         return 0.0
 
     async def _look(self, types: Collection[TransactionType]) -> Queued | None:
-        """Count what is queued, take out what is late, and return the payment of some types to send next."""
+        """Count the queue, take out late payments, and return the payment of some types to send next."""
         at = self._utcnow()
         # One of a kind that is being sent would only wait for it.
         kinds = [(str(each.type), each.phone_number, f"{each.amount:f}") for each, _ in self._sending.values()]
@@ -258,7 +258,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             return counted, pause, found, ends
 
         (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, share_key=_NAME)
-        if self._order is None:  # else the program has decided meanwhile
+        if self._order is None:  # else the program has decided
             self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
             _warn_late(await self._store.decide(withdraw_late, self._utcnow))

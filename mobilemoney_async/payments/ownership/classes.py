@@ -98,7 +98,7 @@ def read_row_facts(
     settled: timedelta,
     merchant_id: str | None = None,
 ) -> RowFacts:
-    """Return what the store knows of some transactions; `settled` as of `Lives`."""
+    """Return the store's facts about some transactions; `settled` as of `Lives`."""
     connection, account = journal.connection, journal.account
     return RowFacts(
         owned=owned,

@@ -258,12 +258,12 @@ class Reconciler:
 
 @attrs.frozen(kw_only=True)
 class _Ownership:
-    """What forbids a machine to give a row to a payment.
+    """Facts that forbid a machine to give a row to a payment.
 
     Attributes:
         sole_writer: As for `SQLStore`.
-        facts: What the store knows of the rows.
-        foreign: What other systems have paid within a day, as far as it is shown, if they pay too.
+        facts: The store's facts about the rows.
+        foreign: The payments of other systems within a day, as far as they are shown, if there are such systems.
         key: Of the digests.
         is_due: Whether the store is still to be compared with its service.
     """
@@ -276,7 +276,7 @@ class _Ownership:
 
     @classmethod
     def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
-        """Return what the store knows about the rows of a listing."""
+        """Return the store's facts about the rows of a listing."""
         connection, account, columns = journal.connection, journal.account, unmatched.c
         day = walk.began_at - _DAY
         others = sa.exists().where(accounts.c.account == account, accounts.c.others_until > walk.began_at)

@@ -109,7 +109,7 @@ def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> bo
 
 @attrs.frozen(kw_only=True)
 class Look:
-    """Listing that was read for a payment, and what it shows.
+    """Listing that was read for a payment, and its verdict.
 
     Attributes:
         walk: The listing.
@@ -417,7 +417,7 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     # Only a listing after the grace period passes its control.
     is_absent = current.state is PaymentState.UNKNOWN and verdict.absent_ok and walks >= LISTINGS
     is_of_others = is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
-    # A look that leaves open what one of whole days would show puts nothing off.
+    # A look at a part of the list puts nothing off.
     if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
         left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
         is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)

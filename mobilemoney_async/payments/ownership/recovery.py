@@ -1,6 +1,6 @@
 """Comparison of a store with its service before it sends payments, or finds any in the list.
 
-A store that is behind its service would pay again what it has forgotten: `comparison` has the signs. What the service
+A store that is behind its service would pay forgotten payments again: `comparison` has the signs. All that the service
 shows of the forgotten time is kept as unmatched transactions of a lost time, which stop keys of their kind until
 someone imports or explains them.
 
@@ -188,7 +188,7 @@ class Recovery:
     async def compare(self, facts: AccountFacts | None = None) -> None:
         """Make a comparison that is due, if there is one: before any payment is looked for in the list.
 
-        Where the list cannot show yet what the store has lost, it stays due, and no payment adopts a transaction.
+        Where the list may not show the lost payments yet, it stays due, and no payment adopts a transaction.
 
         Raises:
             MobileMoneyError: The list could not be read.
@@ -256,7 +256,7 @@ class Recovery:
         """Compare the store with its service, and record the result.
 
         Raises:
-            _UnreadableError: The list could not be read, or cannot show yet what the store has lost.
+            _UnreadableError: The list could not be read, or may not show the lost payments yet.
         """
         due = await self._note_due(facts)
         cause: Exception | None = None
@@ -276,9 +276,9 @@ class Recovery:
         raise _UnreadableError(self.memory.obstacle) from cause
 
     async def _note_due(self, facts: AccountFacts) -> _Due:
-        """Return the comparison that is due, as noted in the store: what is paid from now on shows nothing.
+        """Return the comparison that is due, as noted in the store: payments from now on show nothing.
 
-        Its moment belongs to this process: one that a backup has brought back is dated anew.
+        Its moment belongs to this process: one that a backup has brought back is dated again.
         """
         now = self._pipeline.utcnow()
         went_backwards = bool(facts.went_backwards) or facts.lost_until is not None or facts.has_moved
@@ -419,7 +419,7 @@ class Recovery:
         settles_at: datetime | None,
         now: datetime,
     ) -> int:
-        """Write what a comparison has found, and return how many transactions of a lost time are new."""
+        """Write the result of a comparison, and return how many transactions of a lost time are new."""
         connection, account = journal.connection, journal.account
         lock_row(connection, accounts, {"account": account})
         count = record_lost(journal, rows, now, went_backwards=due.went_backwards)
@@ -456,7 +456,7 @@ def _since(due: _Due, skew: Skew | None) -> datetime:
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:
-    """Return when the newest payment until a time was sent whose transaction is known, or None."""
+    """Return when the newest payment with a known transaction was sent, until a time, or None."""
     table = payments.c
     here = (table.account == journal.account, table.sent_at <= at, table.transaction_id.is_not(None))
     newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)

@@ -1,6 +1,6 @@
-"""Surplus of unmatched transactions: what is left of a kind when each open attempt of it has taken one.
+"""Surplus of unmatched transactions: the rest of a kind when each open attempt of it has taken one.
 
-What is surplus is no payment of ours, as far as the store knows: it is reported as unclaimed, and it may stop others of
+A surplus one is no payment of ours, as far as the store knows: it is reported as unclaimed, and it may stop others of
 its kind (`duplicates`).
 """
 
@@ -34,7 +34,7 @@ from mobilemoney_async.payments.records.unmatched import (
 
 # How far from the send of an open payment a row may be that it has made.
 _REACH = timedelta(days=1, minutes=2)
-# Payments around a row whose number proves nothing, and how many of them are compared.
+# Payments around a row with a number that proves nothing, and how many of them are compared.
 _AROUND, _MOST_COMPARED = timedelta(hours=1), 200
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 
@@ -43,7 +43,7 @@ _columns = unmatched.c
 
 @attrs.frozen
 class OpenAttempt:
-    """Latest attempt of a payment that may have made a transaction whose id the store does not know."""
+    """Latest attempt of a payment that may have made a transaction with an id that the store does not know."""
 
     key: str
     type: TransactionType

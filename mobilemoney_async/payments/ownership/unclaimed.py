@@ -62,7 +62,7 @@ _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
 # The time between two looks whether the store's life goes on.
 _CONTACT = timedelta(minutes=1)
-# What the service's clock may be behind, if no payment of ours shows it.
+# How far the service's clock may be behind, if no payment of ours shows it.
 _UNKNOWN_CLOCK = timedelta(days=1)
 
 _columns = unmatched.c
@@ -78,7 +78,7 @@ class _Sighting:
 
 @attrs.frozen
 class _Known:
-    """What the store knows of some rows.
+    """The store's knowledge of some rows.
 
     Attributes:
         account: The account's row, or None before its first payment.
@@ -229,14 +229,14 @@ class UnclaimedObserver:
         changed: Sequence[Transaction],
         now: datetime,
     ) -> None:
-        """Add lines for rows with their first sightings, and new states of others; report what is unclaimed now."""
+        """Add lines for rows with their first sightings, and new states of others; report the unclaimed ones."""
 
         async def write() -> None:
             told, waiting, is_full = await self._store.write(
                 lambda journal: self._record(journal, account, fresh, changed, now)
             )
             self._seen.update((each.transaction_id, str(each.status)) for each in told)
-            # What an open attempt may have made is looked at again, since that may have made another one.
+            # A row that an open attempt may have made is looked at again, since that may have made another one.
             self._seen.update((each.id, _Sighting(each.shown.first_seen_at, now + self._wait)) for each in waiting)
             self._report(told, now, is_full=is_full)
 
@@ -253,7 +253,7 @@ class UnclaimedObserver:
         """Write as of `_write`.
 
         Returns:
-            What is to be reported; what is due, and left to an open attempt; and whether there was no room for others.
+            The lines to report; the due ones that an open attempt may have made; and whether others had no room.
         """
         run, here, name = journal.connection.execute, _columns.account == journal.account, journal.account
         for row in changed:

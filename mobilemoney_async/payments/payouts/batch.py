@@ -47,7 +47,7 @@ class PayoutLine(Data):
         transaction_id: The service's transaction, once known.
         fee: The total fee in TZS, where the service shows one, or None.
         reason: Why it failed, was refused, waits or is unknown, or None.
-        warning: What to check before the approval, as in ``PayoutBatch.warnings``, or None.
+        warning: A thing to check before the approval, as in ``PayoutBatch.warnings``, or None.
         info: The other columns of the file.
     """
 
@@ -83,16 +83,16 @@ class PayoutBatch(Data):
         duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient is
             in an earlier line, or with the same amount in a payment of the last thirty days, or the key is in use.
             Someone has to look; nothing is stopped. Empty in a list of batches.
-        warnings: Of a proposed batch, and of the one that `approve` returns: what else to check, by line. Several lines
+        warnings: Of a proposed batch, and of the one that `approve` returns: other things to check. Several lines
             pay one number, or a number ends in 000000, as a spreadsheet may have rounded it. Nothing is stopped.
         states: Of an approved one: the number of lines in each state, as of a line's ``state``.
         largest: Of a proposed one: its five largest lines, the largest first.
-        new_recipients: Of a proposed one: the lines whose numbers no disbursement of the store was paid to.
+        new_recipients: Of a proposed one: the lines with numbers that no disbursement of the store was paid to.
         last_total: Of a proposed one: the total of the batch that was approved last under the same name, whatever
             its digits: that of ``salaries 2026-10`` for ``salaries 2026-11``. None if there is none, or it is a retry.
         repeats: Of a proposed one: a sentence if lines have payments already, as of a file that was proposed before:
             they are not paid again. Or None.
-        retry_of: Of a retry: the batch whose lines are paid again, or None.
+        retry_of: Of a retry: the batch with the lines that are paid again, or None.
         left_out: Of a proposed retry: why other lines of that batch, which it has not paid, are not in it, by line.
     """
 

@@ -1,4 +1,4 @@
-"""Queries for batches of payouts, inside one transaction: their lines, payments, states and what to look at."""
+"""Queries for batches of payouts, inside one transaction: their lines, payments, states and warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 
 
 def nothing_changed(reason: str) -> StoreError:
-    """Return the error for what cannot be done with a batch."""
+    """Return the error for a step that a batch does not allow."""
     return StoreError(f"{reason}: nothing was changed", outcome="not_sent")
 
 
@@ -152,7 +152,7 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
 
 
 def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
-    """Return what to check about the phone numbers of lines, by line."""
+    """Return the warnings about the phone numbers of lines, by line."""
     return warnings_of((each.line, each.phone_number) for each in lines)
 
 

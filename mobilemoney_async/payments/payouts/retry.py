@@ -66,7 +66,7 @@ def make_retry(
         journal: The store.
         parent: The batch.
         shown: The transactions of the lines, as the service shows them now, by id.
-        by: Who proposes it.
+        by: The name of its proposer.
         at: Now.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the approver of a batch should look at before the approval: what may be paid twice, is large, new, or odd."""
+"""Review of a batch before its approval: lines that may be paid twice, are large, new, or odd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LARGEST, _MOST_EARLIER = 5, 1_000
 
 
 def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
-    """Return a batch; a proposed one with what its approver should look at."""
+    """Return a batch; a proposed one with its review."""
     row = find_row(journal, id)
     if row.state != PROPOSED:
         return to_batch(journal, row)
@@ -62,7 +62,7 @@ def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLi
 
 
 def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
-    """Return the lines whose numbers no disbursement of the store was paid to."""
+    """Return the lines with numbers that no disbursement of the store was paid to."""
     paid: set[str] = set()
     columns = payments.c
     for some in chunks({each.phone_number for each in lines}):

@@ -43,12 +43,12 @@ MOST_TEXT = 20_000_000
 # Columns of a file, and runs of lines that an error names for each problem.
 _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
-# Name of no column: the mark of a row whose amount a comma may have divided.
+# Name of no column: the mark of a row with an amount that a comma may have divided.
 _DIVIDED = object()
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason", "warning")
 # End of a number that a spreadsheet has shown as 2.55681E+11, and saved so.
 _CUT = "000000"
-# Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
+# Columns with one possible value: a list of collections, or of another currency, is no batch of payouts.
 _FIXED = {"type": str(TransactionType.DISBURSEMENT), "currency": CURRENCY}
 
 
@@ -142,7 +142,7 @@ def total_of(rows: Iterable[PayoutRow]) -> Decimal:
 
 
 def warnings_of(numbers: Iterable[tuple[int, str]]) -> Mapping[int, str]:
-    """Return what to check before the approval, by line: of lines and their phone numbers. Nothing is refused."""
+    """Return the warnings before the approval, by line: of lines and their phone numbers. Nothing is refused."""
     lines: dict[str, list[int]] = {}
     for line, number in numbers:
         lines.setdefault(number, []).append(line)
@@ -198,7 +198,7 @@ def _read_content(rows: Any) -> str | bytes | None:
                 text: Any = file.read(MOST_TEXT + 1)
         else:
             text = rows.read(MOST_TEXT + 1) if hasattr(rows, "read") else rows
-        # Before it is decoded: what was cut at so many bytes may have fewer characters.
+        # Before it is decoded: a text that was cut at so many bytes may have fewer characters.
         if isinstance(text, str | bytes | bytearray) and len(text) > MOST_TEXT:
             raise _wrong(f"the file has more than {MOST_TEXT:,} characters: divide it")
         if isinstance(text, bytes | bytearray):

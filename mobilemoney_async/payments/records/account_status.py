@@ -1,4 +1,4 @@
-"""Account of a platform: its state, and what needs someone there."""
+"""Account of a platform: its state, and its needs."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class AccountStatus(Data):
         pending: Payments that exist and are not final.
         unknown: Payments with an unknown result and no request on its way, or with a final state that contradicts their
             record.
-        unmatched: Transactions of the service that no payment claims and nobody has explained.
+        unmatched: Transactions of the service that no payment claims and that are not explained.
         queued: Payments in the queue.
         paused: Why nothing is sent from the queue, by a dispatcher's or someone's decision; None where it is sent.
         last_error: The last failure of a worker that served it, or None.
         last_error_at: Its time, aware UTC.
-        needs: Why it needs someone, the most serious reason first; empty if it needs nobody.
+        needs: Why it needs someone, the most serious reason first; empty if it does not.
     """
 
     account: str

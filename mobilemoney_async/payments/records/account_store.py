@@ -167,7 +167,7 @@ class AccountStore:
         return result
 
     async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime]) -> T:
-        """Write what cannot be taken back, at the time that the work is given; see `Database.time_of_transaction`."""
+        """Write a decision that cannot be taken back, at the time of `Database.time_of_transaction`."""
         time_of = self.database.time_of_transaction(utcnow)
         return await self.write(lambda journal: work(journal, time_of(journal.connection)))
 

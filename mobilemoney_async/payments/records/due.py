@@ -111,7 +111,7 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     inactive = sa.select(accounts.c.account, accounts.c.state).where(accounts.c.state.is_not(None))
     late = sa.select(_columns.account).where(is_queued, _columns.not_after <= now).distinct()
     states = {row.account: row.state for row in connection.execute(inactive)}
-    # What is late leaves the queue, of a removed account too.
+    # A late payment leaves the queue, of a removed account too.
     is_late = set(connection.execute(late.where(_columns.account.in_(states))).scalars()) if states else set[str]()
     for account in states.keys() & found.keys():
         keeps = Work(0) if states[account] == AccountState.SUSPENDED else Work.FOLLOW | Work.RECONCILE
@@ -141,7 +141,7 @@ def neighbours(
 
 
 def comparable(columns: Any) -> Sequence[sa.ColumnElement[bool]]:
-    """Return the conditions of a payment whose transaction is that of a request whose time is known.
+    """Return the conditions of a payment with the transaction of a request at a known time.
 
     An imported one shows only the service's clock.
     """

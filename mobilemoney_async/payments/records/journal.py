@@ -90,7 +90,7 @@ _OWNER = (
     .scalar_subquery()
     .label("owner")
 )
-# What decides about an event of a payment.
+# The columns that decide about an event of a payment.
 _SAVED = (
     sa.select(
         *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
@@ -204,7 +204,7 @@ class Journal:
         return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
 
     def _as_kept(self, kept: str, number: str) -> str:
-        """Return a number as a record shows it, whose own number may be erased."""
+        """Return a number as a record shows it: erased, where its own is."""
         if not kept.startswith(ERASED):
             return number
         return f"{ERASED}{digest(number_key(self.connection, self.account), number)}"
@@ -444,7 +444,7 @@ class Journal:
         source: Source,
         detail: str,
     ) -> None:
-        """Note and publish an event of many payments whose rows the caller has changed."""
+        """Note and publish an event of many payments; the caller has changed their rows."""
         # Asked once, not for each payment as in `record`: PostgreSQL reads all changes of the account each time, if it
         # takes the table to be empty, as after the rollback of thousands.
         later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
@@ -471,7 +471,7 @@ class Journal:
         self.has_changes = True
 
     def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:
-        """Note in the history, with its reason, that an event contradicts what is known; return the error for it."""
+        """Note in the history, with its reason, that an event contradicts the record; return the error for it."""
         subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
         message = f"{entry.event.value}: {subject} {problem}"
         reason = entry.detail if entry.acknowledgement is not None else _detail(entry)
@@ -499,7 +499,7 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
         values["error"] = entry.detail and shorten(entry.detail)
-    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps what is known of its last attempt
+    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
         values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
@@ -534,7 +534,7 @@ def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
 
 
 def _detail(entry: JournalEntry) -> str | None:
-    """Return what the history says of an event: the transactions that an answer has named, and the reason."""
+    """Return the history's words for an event: the transactions that an answer has named, and the reason."""
     named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
     if entry.acknowledgement is not None:
         named = (entry.acknowledgement.transaction_id,)

@@ -1,4 +1,4 @@
-"""Next steps for people: what to do with a payment that is open, or with a transaction that no payment claims. Pure."""
+"""Next steps for people, with an open payment or a transaction that no payment claims. Pure."""
 
 from __future__ import annotations
 

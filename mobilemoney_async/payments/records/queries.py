@@ -38,7 +38,7 @@ _DAY = timedelta(days=1)
 _MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
-# Payments whose transaction is final, and contradicts them; see `Journal.record_seen`. The text of a partial index.
+# Payments with a final transaction that contradicts them; see `Journal.record_seen`. The text of a partial index.
 IS_CONTRADICTED: sa.TextClause = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
@@ -79,7 +79,7 @@ def pending_ids(journal: Journal) -> list[str]:
 
 
 def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
-    """Return the payments that own these transactions, by transaction id. What is no id has no owner."""
+    """Return the payments that own these transactions, by transaction id. A text that is no id has no owner."""
     found: dict[str, PaymentRecord] = {}
     for some in chunks(filter(is_id, transaction_ids)):
         statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
@@ -134,7 +134,7 @@ def select(
 
 
 def unresolved(journal: Journal) -> list[PaymentRecord]:
-    """Return the payments with an unknown result, and those whose final state contradicts their record."""
+    """Return the payments with an unknown result, and those with a final state that contradicts their record."""
     contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
     found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.connection.execute(contradicted))]
     return sorted(found, key=lambda record: (record.created_at, record.key))
@@ -162,7 +162,7 @@ class StoreHealth(Data):
 
     Attributes:
         version: Of its tables; None if there are none yet.
-        refusal: Why this release does not use it, and what to do; None if it does.
+        refusal: Why this release does not use it, and the next step; None if it does.
         cannot_write: Why nothing can be written, or None if it can.
         unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
             whose final state contradicts their record.

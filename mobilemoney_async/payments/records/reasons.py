@@ -1,4 +1,4 @@
-"""Reasons why payments are open: a cause, which programs compare, and what it is about; the sentence is for people."""
+"""Reasons why payments are open: a cause, which programs compare, and its subject; the sentence is for people."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Reason:
 
     Attributes:
         cause: The cause.
-        about: What it is about: the key of another payment, transactions, or an error; None where that is clear.
+        about: Its subject: the key of another payment, transactions, or an error; None where that is clear.
     """
 
     cause: PaymentCause

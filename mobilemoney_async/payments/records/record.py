@@ -421,7 +421,7 @@ def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | Non
     Args:
         record: Its record.
         now: The time.
-        asked_at: When a caller's create began; None for a dispatcher, which sends what is queued now and nothing else.
+        asked_at: When a caller's create began; None for a dispatcher, which sends queued payments only.
     """
     if record.state is not PaymentState.QUEUED:
         return f"it is {record.state}, not queued" if asked_at is None else None

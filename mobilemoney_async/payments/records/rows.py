@@ -1,4 +1,4 @@
-"""Rows of payments, read as records, and the columns that hold what was asked for and why a result is not known."""
+"""Rows of payments, read as records, and the columns of a request and of a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN_EXTRA = "?"
 
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
-    """Return the columns of a new row that hold what was asked for."""
+    """Return the columns of a new row that hold the request."""
     return {
         "account": account,
         "key": request.key,
@@ -39,7 +39,7 @@ def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
 def to_record(row: sa.Row[Any]) -> PaymentRecord:
     """Return the record that a row holds, without its history.
 
-    One whose transaction cannot be read shows that as its error, and the log has it once.
+    One with an unreadable transaction shows that as its error, and the log has it once.
 
     Raises:
         StoreError: The row cannot be read.

@@ -1,11 +1,11 @@
-"""Unmatched transactions: rows of the service's list that no payment of the store owns, each once, whoever read it.
+"""Unmatched transactions: rows of the service's list that no payment of the store owns, each once, by whichever reader.
 
 One ends in two ways: a payment comes to own it, or someone explains that very transaction. A word about a payment
 changes none. Everything else is a question that is asked of the table:
 
-- the *surplus* of a kind: what is left when each open attempt of that kind has taken one (`surplus`);
+- the *surplus* of a kind: the rest when each open attempt of that kind has taken one (`surplus`);
 - the *unclaimed* ones: the surplus, once nothing of ours can be on its way that it may be (`surplus.find_unclaimed`);
-- what stops a payment that begins (`duplicates`).
+- the stops for a payment that begins (`duplicates`).
 
 A kind is type, phone number and amount. Of the number the table has a keyed digest and the digits that may be shown.
 """
@@ -38,7 +38,7 @@ FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 
 # Transaction ids in one statement.
 _IDS_AT_ONCE = 500
-# For how long an explained or owned transaction is kept with what was shown of it.
+# For how long an explained or owned transaction is kept with its masked number.
 _KEPT = timedelta(days=30)
 # Digits of a masked number that rule out others.
 _TELLING = 4
@@ -68,7 +68,7 @@ class Line:
     """Row of the table.
 
     Attributes:
-        shown: What users see of it.
+        shown: The user's view of it.
         number_digest: The keyed digest of its number, or None if the list does not show the whole number.
         due_at: The time from which it is unclaimed, if it is surplus.
         told_at: When it was reported, or None.
@@ -188,7 +188,7 @@ def explain(
     at: datetime,
     owned: bool = False,
 ) -> UnclaimedTransaction | None:
-    """Record what someone says about a transaction, also one that no list has shown; None if a payment owns it.
+    """Record an operator's word about a transaction, also one that no list has shown; None if a payment owns it.
 
     With `owned`, also of one that a payment owns.
     """

@@ -149,7 +149,7 @@ class _Page:
         return account_of(self._sandbox, request.cookies.get(MERCHANT_COOKIE))
 
     def does(self, action: Callable[[Form], None], shown_at: str) -> Callable[..., object]:
-        """Make the endpoint of an action: a plain form is answered with the page, htmx with what the stream omits."""
+        """Make the endpoint of an action: a plain form is answered with the page, htmx with the stream's gaps."""
 
         async def endpoint(request: Request) -> Response:
             form: Form = {}
@@ -181,7 +181,7 @@ class _Page:
         return parts
 
     def _wake(self) -> None:
-        """Let all streams look at once, and anew."""
+        """Let all streams look at once, from the beginning."""
         self._looks = {choice: (snapshot, parts, -inf) for choice, (snapshot, parts, _) in self._looks.items()}
         for stream in self._streams:
             stream.wake()

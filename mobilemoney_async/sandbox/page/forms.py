@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 async def read(request: Request) -> Mapping[str, str]:
-    """Read the fields of a form, the last of two with one name; refuse what is too long or no form of the page."""
+    """Read the fields of a form, the last of two with one name; refuse one that is too long or no form of the page."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused("Send a form: application/x-www-form-urlencoded.", 415)

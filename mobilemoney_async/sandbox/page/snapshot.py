@@ -90,7 +90,7 @@ def take(sandbox: Controls, account: Account, *, masked: bool, secret: bytes, as
         "phones": {key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
         # Those with prompts are shown whole, else the one that was used last.
         "whole_phones": sum(bool(phone.prompts) for phone in steady) or 1,
-        # What is left out, also "older" below.
+        # The omitted part, also "older" below.
         "more_phones": max(0, len(phones) - PHONES),
         "more_prompts": {key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
         "seconds_left": {each: max(0, ceil((at - now).total_seconds())) for each, at in expiring.items() if at},
@@ -153,7 +153,7 @@ def _shown_answer(asked: Asked, transactions: Mapping[str, Payment], *, masked: 
 
 
 def _grouped(states: Iterable[SwitchState]) -> dict[str, dict[str, list[SwitchState]]]:
-    """Return the switches by what the program sees, in their order."""
+    """Return the switches by the program's view of them, in their order."""
     groups: dict[str, dict[str, list[SwitchState]]] = {}
     for state in states:
         groups.setdefault(state.switch.group, {}).setdefault(state.switch.sees, []).append(state)
