@@ -10,7 +10,6 @@ of PostgreSQL, and those of SQLite get copies of one file.
 import functools
 import itertools
 import os
-import re
 import signal
 import sqlite3
 import tempfile
@@ -180,10 +179,9 @@ def _sqlite_file() -> bytes:
 
 
 def partition(url: str) -> None:
-    """Divide the tables of a PostgreSQL database by account, with the statement of docs/platform.md."""
-    page = Path(__file__).parents[2] / "docs" / "platform.md"
-    (statement,) = re.findall(r"```postgresql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    run_on(url, statement)
+    """Divide the tables of a PostgreSQL database by account, with the statement that docs/platform.md links to."""
+    statement = Path(__file__).parents[2] / "docs" / "static" / "partitions.sql"
+    run_on(url, statement.read_text("utf-8"))
 
 
 def run_on(url: str, *statements: str) -> None:
