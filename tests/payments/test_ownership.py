@@ -121,6 +121,31 @@ async def test_a_lost_payment_that_is_confirmed_absent_hides_no_forgotten_one(wo
     assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1]
 
 
+async def test_a_forgotten_payment_that_became_a_candidate_is_forgotten_all_the_same(world: World, kind: str) -> None:
+    """Nothing shows the service's clock, so the comparison waits, and order-2's transaction is first order-1's."""
+    events = list[Any]()
+    world.service.shows_clock = False
+    first, second = order(kind, "order-1"), order(kind, "order-2")
+    async with world.client() as client:
+        await world.lose(client, first, made=False)
+        tables = dump(world.url)
+        await anyio.sleep(GRACE + MINUTE)
+        await world.confirm(client, "order-1")
+        await world.pay(client, [second])
+    await restore(world, tables)
+    (two,) = world.made("order-2")
+    async with world.client(on_event=events.append) as client:
+        await world.reconcile(client, 0.0, GRACE, GRACE)
+        assert (await world.get(client, "order-1")).candidates == (two,)
+        await world.pay(client, [order("collections", "new", 200)])  # its row shows the clock
+        await world.reconcile(client, GRACE, GRACE)
+        await world.attempt(client, order(kind, "another", 201))
+        await world.confirm(client, "order-1")
+        await is_stopped(world, client, second)
+        assert [(each.transaction_id, each.is_gap) for each in await client.payments.unclaimed()] == [(two, True)]
+    assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1]
+
+
 async def test_an_operator_may_say_whose_a_candidate_is(world: World, kind: str) -> None:
     """`recover` takes a transaction that another open payment may be, too."""
     first, second = order(kind, "order-1"), order(kind, "order-2")

@@ -149,6 +149,7 @@ class SecondService(httpx.AsyncBaseTransport):
         answer_after: Seconds that a create's answer takes, once the payment is made.
         latency: Seconds that every other answer takes.
         finish_after: Seconds until a payment succeeds; None for never.
+        shows_clock: Whether the answers have a Date header.
     """
 
     utcnow: Callable[[], datetime]
@@ -168,6 +169,7 @@ class SecondService(httpx.AsyncBaseTransport):
     answer_after: float = 0.0
     latency: float = 0.0
     finish_after: float | None = None
+    shows_clock: bool = True
 
     # What happens at the service
 
@@ -228,7 +230,8 @@ class SecondService(httpx.AsyncBaseTransport):
         return self._dated(httpx.Response(200, json={"status": "success"}))
 
     def _dated(self, response: httpx.Response) -> httpx.Response:
-        response.headers["date"] = self.utcnow().strftime("%a, %d %b %Y %H:%M:%S GMT")
+        if self.shows_clock:
+            response.headers["date"] = self.utcnow().strftime("%a, %d %b %Y %H:%M:%S GMT")
         return response
 
     def _settle(self) -> None:

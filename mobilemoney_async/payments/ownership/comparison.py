@@ -163,6 +163,10 @@ class Lives:
         """When the latest life began; long ago, if there is none."""
         return max((each.start for each in self.spans), default=datetime.min.replace(tzinfo=UTC))
 
+    def hold(self, at: datetime) -> bool:
+        """Return whether a moment on our clock lies in a life."""
+        return any(each.holds(at) for each in self.spans)
+
     def remember(self, at: datetime | None, skew: Skew | None, *, before: datetime | None = None) -> bool:
         """Return whether a moment on the service's clock lies in a life, whatever its clock shows.
 

@@ -56,9 +56,9 @@ from mobilemoney_async.payments.ownership.searches import doubtful
 from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_lost_lines
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import merchant_of, owners
+from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import IS_OPEN
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -375,7 +375,11 @@ class Recovery:
         owned = owners(journal, ids)
         open_ones = doubtful(journal, due.first_day)
         facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
-        noted = {*facts.lost, *(name for each in open_ones for name in each.candidates)}
+        noted = set(facts.lost)
+        # Candidates that the store has seen before: not those that were found while it was to be compared.
+        for some in chunks({name for each in open_ones for name in each.candidates}.intersection(ids)):
+            known = find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
+            noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
         rows = [
             row
             for row in rows_since(walk.rows, _since(due, skew))
