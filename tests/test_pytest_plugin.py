@@ -1,4 +1,4 @@
-"""The pytest plugin in pytest runs of its own, and the recipes of docs/testing.md in them."""
+"""The pytest plugin in pytest runs of its own, and in them the recipes of docs/testing.md and a web application."""
 
 import importlib.metadata
 import os
@@ -17,8 +17,67 @@ from tests.support.warm import run_pytest_alone
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text("utf-8"), re.DOTALL)
 ANYIO_CONFTEST, ASYNCIO_CONFTEST = BLOCKS[:2]
-RECIPES = "\n\n".join(BLOCKS[2:])
-TESTS = 11  # of ten functions: one of them has two customers
+WEB_APPLICATION = '''
+import anyio
+import httpx
+import pytest
+from fastapi import FastAPI, Response
+
+from mobilemoney_async.contrib.fastapi import (
+    BackendDependency,
+    mobilemoney_lifespan,
+    status_response,
+)
+
+
+def create_app(make_client, **options) -> FastAPI:
+    """The code under test."""
+    app = FastAPI(lifespan=mobilemoney_lifespan(make_client, **options))
+
+    @app.post("/orders/{order}")
+    async def pay(
+        order: str, phone_number: str, backend: BackendDependency
+    ) -> Response:
+        return status_response(
+            await backend.collect(
+                order, phone_number=phone_number, amount=15_000
+            )
+        )
+
+    return app
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("customer", "ending"),
+    [("+255780000789", "SUCCESS"), ("+255780000408", "TIMEOUT")],
+)
+async def test_an_order_is_shipped_once_it_is_paid(
+    mobilemoney_client, customer, ending
+):
+    settled = []
+
+    async def settle(change):
+        settled.append((change.key, change.status))
+
+    app = create_app(
+        lambda: mobilemoney_client, on_settled=settle, name="shop"
+    )
+    browser = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://shop"
+    )
+    async with app.router.lifespan_context(app), browser:
+        answer = await browser.post(
+            "/orders/order-1", params={"phone_number": customer}
+        )
+        assert (answer.status_code, answer.json()["state"]) == (202, "pending")
+        with anyio.fail_after(600):  # seconds of virtual time
+            while not settled:
+                await anyio.sleep(1)
+    assert settled == [("order-1", ending)]
+'''
+RECIPES = "\n\n".join([*BLOCKS[2:], WEB_APPLICATION])
+TESTS = 7  # of six functions: one of them has two customers
 
 IN_ITS_OWN_LOOP = """
 import anyio

@@ -13,7 +13,10 @@ from typing import Any, Union, get_args, get_origin
 
 import attrs
 import httpx
+import msgspec
+import orjson
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -341,6 +344,14 @@ def test_a_secret_is_not_written() -> None:
     assert "payload" not in login.to_json() + login.to_json(mask=True)
     with pytest.raises(InvalidRequest, match="without secrets"):
         converter.unstructure({"token": login.access_token})
+
+
+def test_other_encoders_write_the_same() -> None:
+    """As docs/data.md says: json and orjson by the converter, msgspec and aiohttp by the dict."""
+    texts = [encode({"paid": PAID}, default=converter.unstructure) for encode in (json.dumps, orjson.dumps)]
+    assert [json.loads(text)["paid"] for text in texts] == [PAID.to_dict()] * 2
+    assert json.loads(msgspec.json.encode(PAID.to_dict())) == PAID.to_dict()
+    assert json.loads(str(web.json_response(PAID.to_dict(mask=True)).text)) == PAID.to_dict(mask=True)
 
 
 def test_masks_are_those_of_the_logs() -> None:

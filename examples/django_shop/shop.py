@@ -1,0 +1,112 @@
+"""A small shop on Django: settings, model, views and ASGI application in one file.
+
+docs/testing-your-shop.md has its rules and its tests.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.db import connection, models, transaction
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from mobilemoney_async import AsyncClient, PaymentChange, SQLStore
+from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.contrib.http_answers import answer_status
+from mobilemoney_async.values import tanzanian
+
+settings.configure(
+    ALLOWED_HOSTS=["shop", "127.0.0.1"],
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": "shop.db",
+            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+        }
+    },
+    ROOT_URLCONF=__name__,
+    USE_TZ=True,
+)
+django.setup()
+PRICE = 15_000
+
+
+class Order(models.Model):
+    id = models.CharField(max_length=40, primary_key=True)
+    state = models.CharField(max_length=10, default="open")
+
+    class Meta:
+        app_label = "shop"
+
+
+def order(request: HttpRequest, number: str) -> JsonResponse:
+    if request.method != "POST":
+        return JsonResponse(Order.objects.get(id=number).state, safe=False)
+    # Order and payment: both or none.
+    with transaction.atomic():
+        Order.objects.get_or_create(id=number)
+        store().enqueue(
+            connection,
+            type="collection",
+            phone_number=tanzanian(json.loads(request.body)["phone_number"]),
+            amount=PRICE,
+            idempotency_key=number,
+            not_after=timedelta(minutes=10),
+        )
+    return JsonResponse("open", safe=False, status=202)
+
+
+def give_up(request: HttpRequest, number: str) -> JsonResponse:
+    # The goods are on sale again.
+    Order.objects.filter(id=number, state="open").update(state="given up")
+    return JsonResponse("given up", safe=False)
+
+
+async def status(request: HttpRequest, number: str) -> JsonResponse:
+    backend = request.scope["state"]["backend"]
+    answer = answer_status(await backend.status(number))
+    return JsonResponse(dict(answer.body), status=answer.status, headers=dict(answer.headers))
+
+
+urlpatterns = [
+    path("orders/<number>", order),
+    path("orders/<number>/give-up", give_up),
+    path("orders/<number>/status", status),
+]
+
+
+def store() -> SQLStore:  # orders and payments: one database
+    return SQLStore(f"sqlite:///{settings.DATABASES['default']['NAME']}")
+
+
+async def settle(change: PaymentChange) -> None:
+    # Safe to repeat: a change may come twice.
+    orders = Order.objects.filter(id=change.key)
+    if change.status == "SUCCESS":
+        await orders.filter(state="open").aupdate(state="ship")
+        await orders.filter(state="given up").aupdate(state="refund")
+    else:
+        await orders.filter(state="open").aupdate(state="unpaid")
+
+
+def create_app(
+    make_client: Callable[..., AsyncClient] = AsyncClient.from_env,
+) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
+        async with (
+            make_client(store=store()) as client,
+            Backend(client, on_settled=settle, name="shop") as backend,
+        ):
+            yield {"backend": backend}
+
+    django_app = get_asgi_application()
+    return Starlette(lifespan=lifespan, routes=[Mount("/", app=django_app)])
