@@ -25,7 +25,7 @@ from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read
 from mobilemoney_async.payments.ownership.imports import import_transactions
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
-from mobilemoney_async.payments.ownership.reconciliation import adopt
+from mobilemoney_async.payments.ownership.reconciliation import adopt, look_again
 from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records import queries
@@ -312,6 +312,7 @@ class PaymentBook:
 
         def say(journal: Journal) -> UnclaimedTransaction | None:
             keeps = journal.keep_final_state(name, note=text, at=now)
+            look_again(journal, name, at=now)
             return explain(journal.connection, journal.account, name, note=text, by=who, at=now, owned=keeps)
 
         said = await self._store.write(say)

@@ -162,6 +162,29 @@ async def test_an_operator_may_say_whose_a_candidate_is(world: World, kind: str)
     assert world.posts("order-2") == 0
 
 
+@pytest.mark.parametrize("is_explained", [True, False])
+async def test_a_lost_payment_is_absent_once_its_candidate_is_decided(
+    store_url: str, kind: str, is_explained: bool
+) -> None:
+    """Whether someone explains it or gives it to another key, the next looks do not wait for hours."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await settle(world, client, kind)
+        await world.lose(client, order(kind, "order-1"), made=False)
+        await anyio.sleep(10 * MINUTE)
+        await world.pay(client, [order(kind, "later", 200)])
+        other = world.service.make(TYPES[kind], number(1), "5000")
+        await world.reconcile(client, *[2 * MINUTE] * 20)
+        assert (await world.get(client, "order-1")).candidates == (other.id,)
+        if is_explained:
+            await client.payments.explain(other.id, note="Asha: the till's")
+        else:
+            await client.payments.recover({"order-2": other.id}, note="Asha: paid at the till, for order-2")
+        await world.reconcile(client, *[2 * MINUTE] * 3)
+        record = await world.get(client, "order-1")
+        assert (record.state, record.candidates, record.reason) == (PaymentState.ABSENT, (), None)
+
+
 @pytest.mark.parametrize("pause", [20.0, 170.0])
 async def test_a_payment_after_the_newest_one_of_its_kind_is_forgotten(world: World, kind: str, pause: float) -> None:
     """It looks as if a proxy had repeated the newest one, and is stopped all the same."""

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType, initial_status
-from mobilemoney_async.database.schema import history, payments
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, may_be_within
@@ -251,7 +251,16 @@ def adopt(
     if isinstance(adopted, StoreError):
         return adopted
     journal.record_seen(transaction, source=source, at=at)
+    look_again(journal, transaction.id, at=at)
     return journal.find(record.key) or adopted
+
+
+def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
+    """Let the next `reconcile` look for the unknown payments that a transaction may have been: it is settled now."""
+    columns, name = payments.c, json.dumps(transaction_id)
+    here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state == PaymentState.UNKNOWN)
+    were = columns.candidates.contains(name, autoescape=True)
+    journal.connection.execute(payments.update().where(*here, were).values(next_look_at=at))
 
 
 def _adopt_match(
