@@ -96,6 +96,19 @@ async def test_an_open_payment_that_was_made_hides_no_forgotten_one(world: World
     assert (world.posts("order-1"), world.posts("order-2")) == (1, 1)
 
 
+async def test_a_process_that_goes_on_forgets_whose_a_transaction_was(world: World, kind: str) -> None:
+    """The store goes back under it: what it has paid since is listed, though nothing shows the service's clock."""
+    world.service.shows_clock = False
+    async with world.client() as client:
+        await world.lose(client, order(kind, "order-1"), made=False)
+        tables = dump(world.url)
+        await anyio.sleep(2 * MINUTE)
+        await world.pay(client, [order(kind, "order-2", 2)])
+        replace(world.url, tables)
+        await world.reconcile(client, GRACE, GRACE, GRACE)
+        assert [each.transaction_id for each in await client.payments.unclaimed()] == world.made("order-2")
+
+
 async def test_a_lost_payment_that_is_confirmed_absent_hides_no_forgotten_one(world: World, kind: str) -> None:
     """A word about order-1 changes no transaction: that of order-2, which the backup has forgotten, still stops it."""
     events = list[Any]()

@@ -282,6 +282,8 @@ class Recovery:
         """
         now = self._pipeline.utcnow()
         went_backwards = bool(facts.went_backwards) or facts.lost_until is not None or facts.has_moved
+        if went_backwards:
+            self._store.forget_settled()
         since = self._store.due_since
         if since is None or since != facts.due_since:
             self._store.due_since = since = now

@@ -126,6 +126,13 @@ class AccountStore:
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
+    def forget_settled(self) -> None:
+        """Forget who owned what, since the store has gone back to an earlier time; first sightings stay."""
+        sightings = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool | str)}
+        self.seen.clear()
+        self.seen.update(sightings)
+        self.compared.clear()
+
     async def read(self, work: Callable[[Journal], T], *, share_key: str | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(
