@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import attrs
@@ -20,14 +20,31 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from mobilemoney_async import InvalidRequest, LoginAuth, Merchants, OutcomeUnknown, RateLimiter, TransactionNotFound
+from mobilemoney_async import (
+    DisbursementLimits,
+    InvalidRequest,
+    LimitExceeded,
+    LoginAuth,
+    Merchants,
+    NoSuchMerchant,
+    OutcomeUnknown,
+    RateLimiter,
+    RetryPolicy,
+    TransactionNotFound,
+)
+from mobilemoney_async.callbacks import CallbackReceiver
 from mobilemoney_async.contrib.otel import instrument, instrument_merchants
 from mobilemoney_async.events import (
+    AccountMismatch,
     AccountsCounted,
     AttemptEnded,
+    ChangeParked,
+    DispatcherPaused,
     Event,
+    FinalStateChanged,
     Handler,
     LimiterWaited,
+    MerchantSuspended,
     PaymentFinal,
     PaymentFollowed,
     PaymentGivenUp,
@@ -35,11 +52,12 @@ from mobilemoney_async.events import (
     PollerAsked,
     PollerClosed,
     RetryScheduled,
+    StoreBehind,
     TokenRenewed,
     TransactionUnclaimed,
     both,
 )
-from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.fakes import (
     BASE_URL,
     EMAIL,
@@ -54,6 +72,7 @@ from tests.support.fakes import (
 )
 from tests.support.server import Response
 
+NEEDING = "mobilemoney.accounts.needing_attention"
 GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
 LOOKUP = "/payment-service/transaction/{transaction_id}"
 
@@ -241,6 +260,24 @@ async def test_the_poller_is_measured(telemetry: Telemetry) -> None:
     assert {attributes(span)["mobilemoney.transaction_id"] for span in spans} == set(ended)
 
 
+async def test_a_callback_is_seen_as_a_request_of_the_poller(telemetry: Telemetry) -> None:
+    """It is a hint and no event; what the poller then asks is counted, and a forged one asks nothing."""
+    sandbox = Sandbox()
+    async with sandbox.client(on_event=telemetry.handler()) as client, client.poller() as poller:
+        receiver = CallbackReceiver(poller)
+        made = await client.collections.create("+255780000129", 1000)
+        receiver.track(made)
+        await anyio.sleep(300)
+        before = telemetry.metrics()["mobilemoney.poller.requests"]
+        await receiver.receive(b"txn_forged")
+        await anyio.sleep(0.1)
+        assert telemetry.metrics()["mobilemoney.poller.requests"] == before
+        await receiver.receive(made.transaction_id.encode())
+        await anyio.sleep(2)
+        after = telemetry.metrics()["mobilemoney.poller.requests"]
+    assert sum(value for _, value in after) == sum(value for _, value in before) + 1
+
+
 @pytest.mark.parametrize(("payment", "error"), [(None, "WaitTimeout"), ("txn_" + "0" * 20, "TransactionNotFound")])
 async def test_a_payment_that_is_given_up_is_pending_no_longer(
     telemetry: Telemetry, payment: str | None, error: str
@@ -275,6 +312,14 @@ EVENTS: list[Event] = [
     PollerClosed(pending=1),
     TransactionUnclaimed(transaction_id="tx-3", type="collection", status="SUCCESS", fits_key="order-1"),
     AccountsCounted(accounts=3, needing={"unknown": 1, "suspended": 0}),
+    FinalStateChanged(
+        transaction_id="tx-4", idempotency_key="order-4", type="disbursement", before="FAILED", status="SUCCESS"
+    ),
+    StoreBehind(transactions=2, since=datetime(2026, 1, 2, tzinfo=UTC)),
+    AccountMismatch(account="shop-1", reason="another merchant's"),
+    MerchantSuspended(account="shop-1", reason="it has left"),
+    DispatcherPaused(reason="no float"),
+    ChangeParked(consumer="books", key="order-1", cursor="c-1"),
 ]
 
 
@@ -292,14 +337,30 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
     assert min(seconds(span) for span in telemetry.spans()) == 0
     assert {span.name for span in telemetry.spans()} == {
         "GET",
+        "mobilemoney.account.mismatch",
+        "mobilemoney.change.parked",
+        "mobilemoney.dispatcher.paused",
         "mobilemoney.limiter.wait",
+        "mobilemoney.merchant.suspended",
+        "mobilemoney.payment.changed",
         "mobilemoney.payment.unknown",
         "mobilemoney.payment.final",
         "mobilemoney.payment.given_up",
+        "mobilemoney.store.behind",
         "mobilemoney.transaction.unclaimed",
     }
     kind = {"mobilemoney.type": "collection", "mobilemoney.fits": True}
     assert found["mobilemoney.transactions.unclaimed"] == [(kind, 1)]
+
+
+def test_every_event_and_its_span_are_in_the_docs(telemetry: Telemetry) -> None:
+    """With the others that a monitoring page is made of: none is left out, and every one of them was tried above."""
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    handler, page = telemetry.handler(), Path("docs/observability.md").read_text(encoding="utf-8")
+    for event in EVENTS:
+        assert f"| `{type(event).__name__}` |" in page
+        handler(event)
+    assert [span.name for span in telemetry.spans() if span.name != "GET" and f"| `{span.name}` |" not in page] == []
 
 
 async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
@@ -407,6 +468,69 @@ async def test_many_merchants_share_one_handler(telemetry: Telemetry, tmp_path: 
     creates = telemetry.spans("POST /payment-service/airtel/c2b")
     counts = Counter(attributes(span)["mobilemoney.account"] for span in creates)
     assert counts == {"shop-0": 2, "shop-1": 5, "shop-2": 1}
+
+
+async def test_what_needs_someone_in_an_account_is_a_span_with_its_name(telemetry: Telemetry, tmp_path: Path) -> None:
+    """A queue that a limit holds back, a lost payment, a stranger and a merchant who left, as they come to pass."""
+    sandbox = Sandbox(merchants=3)
+
+    async def secret_of(account: str) -> str:
+        if account == "shop-3":
+            raise NoSuchMerchant("it has left")
+        return sandbox.tokens[account]
+
+    async with (
+        Merchants(
+            sandbox.base_url,
+            store=f"sqlite:///{tmp_path}/payments.db",
+            auth=secret_of,
+            transport=lambda account: sandbox.transport(),
+            utcnow=lambda: sandbox.now,
+            retry=RetryPolicy(max_attempts=1),
+            disbursement_limits=DisbursementLimits(per_day=2000),
+            on_event=instrument_merchants(telemetry.tracers, telemetry.meters),
+        ) as merchants,
+        sandbox.client(auth=sandbox.tokens["shop-2"]) as other_system,
+    ):
+        one, two, three = [await merchants.client(account) for account in sandbox.tokens]
+        await one.payments.enqueue(
+            type="disbursement", phone_number=PHONE_NUMBER, amount=3000, idempotency_key="too-much"
+        )
+        async with one.dispatcher():
+            await anyio.sleep(2)
+        with pytest.raises(LimitExceeded):
+            await one.disbursements.create(PHONE_NUMBER, 2500)
+        await two.disbursements.create(PHONE_NUMBER, 1000, idempotency_key="order-1")
+        sandbox.script(faults.drop(processed=True), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await two.collections.create(PHONE_NUMBER, 1000, idempotency_key="lost")
+        await other_system.disbursements.create(PHONE_NUMBER, 1000)
+        await two.transactions.page()
+        await anyio.sleep(200)
+        assert [each.key for each in await two.payments.reconcile()] == ["lost"]
+        await two.payments.audit(from_date=sandbox.now.date(), to_date=sandbox.now.date())
+        with pytest.raises(NoSuchMerchant):
+            await three.transactions.get("tx-1")
+        needing = {status.account: [str(need) for need in status.needs] async for status in merchants.overview()}
+    assert needing == {"shop-2": ["unmatched"], "shop-3": ["suspended"]}
+    spans = {
+        (attributes(span)["mobilemoney.account"], span.name.removeprefix("mobilemoney.")) for span in telemetry.spans()
+    }
+    assert {each for each in spans if each[1].islower() and each[1] != "limiter.wait"} == {
+        ("shop-1", "dispatcher.paused"),
+        ("shop-2", "payment.unknown"),
+        ("shop-2", "transaction.unclaimed"),
+        ("shop-3", "merchant.suspended"),
+    }
+    # What a limit holds back makes no request; whoever reads the list makes one of its own account.
+    assert {each for each in spans if "transactions" in each[1] or "b2c" in each[1]} == {
+        ("shop-2", "GET /payment-service/transactions"),
+        ("shop-2", "POST /payment-service/airtel/b2c"),
+    }
+    (paused,) = telemetry.spans("mobilemoney.dispatcher.paused")
+    assert "exceeds per_day" in attributes(paused)["mobilemoney.reason"]
+    counted = {labels["mobilemoney.reason"]: value for labels, value in telemetry.metrics()[NEEDING] if value}
+    assert counted == {"unmatched": 1, "suspended": 1}
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(telemetry: Telemetry) -> None:
