@@ -16,7 +16,15 @@ import attrs
 import httpx
 import pytest
 
-from mobilemoney_async import MobileMoneyError, RetryPolicy, SQLStore, TransactionStatus, TransactionType
+from mobilemoney_async import (
+    DisbursementLimits,
+    Merchants,
+    MobileMoneyError,
+    RetryPolicy,
+    SQLStore,
+    TransactionStatus,
+    TransactionType,
+)
 from mobilemoney_async.cli.dashboard import page
 from mobilemoney_async.cli.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
 from mobilemoney_async.payments.records.record import UnclaimedTransaction
@@ -26,6 +34,7 @@ from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, read_overview
 from tests.sandbox.page_user import Elements
 from tests.support.commands import run, started
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.real_time
 
@@ -326,6 +335,51 @@ async def test_all_accounts_are_listed_by_need_and_one_is_opened(store: SQLStore
     await anyio.Path(file).unlink()
     await board.look_again()
     assert "The store cannot be read. there is no file" in Elements(board.parts["accounts"]).text
+
+
+async def test_who_may_not_pay_is_listed_with_the_reason(store: SQLStore, file: Path) -> None:
+    """A suspended account, a paused queue, and what is left in the queue of a removed one."""
+    sandbox, shops = Sandbox(merchants=3), {}
+
+    async def secret_of(account: str) -> str:
+        return sandbox.tokens[account]
+
+    async with Merchants(
+        sandbox.base_url, store=store, auth=secret_of, transport=lambda _: sandbox.transport()
+    ) as merchants:
+        for account in sandbox.tokens:
+            shops[account] = client = await merchants.client(account)
+            await client.payments.enqueue(type="collection", phone_number=NUMBER, amount=9, idempotency_key="order-1")
+        await merchants.suspend("shop-1", note="its papers are late")
+        await merchants.remove("shop-2", note="closed")
+        async with shops["shop-3"].dispatcher() as dispatcher:
+            dispatcher.pause("the treasurer is away")
+    board = AccountsBoard(SQLStore(f"sqlite:///{file}"))
+    await board.look_again()
+    shown = Elements(board.parts["accounts"]).text
+    assert "Suspended: 1 shop-1 0 pending 0 unknown 0 unmatched 1 queued suspended: its papers are late" in shown
+    assert "Paused: 1 shop-3 0 pending 0 unknown 0 unmatched 1 queued paused: the treasurer is away" in shown
+    assert "Queued: 1 shop-2 0 pending 0 unknown 0 unmatched 1 queued" in shown
+
+
+@pytest.mark.costly("no quick test shows on a page what a limit holds back")
+async def test_lines_of_a_batch_and_what_a_limit_holds_back_are_shown(reader: Reader, store: SQLStore) -> None:
+    """Nothing of a batch before its approval; then its lines wait in the queue, with the reason why nothing is sent."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=store, disbursement_limits=DisbursementLimits(per_day=1500)) as client:
+        batch = await client.payouts.propose(f"phone_number,amount\n{NUMBER},900\n", name="wages", by="Asha")
+        assert "Queue 0" in await reader.see()
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        assert "Queue 1" in await reader.see()
+        await client.disbursements.create("+255780000789", 600)
+        await client.payments.enqueue(type="disbursement", phone_number=NUMBER, amount=999, idempotency_key="too-much")
+        async with client.dispatcher():
+            with anyio.fail_after(PATIENCE):
+                while "is paused" not in (shown := await reader.see()):
+                    await anyio.sleep(0.05)
+    assert "Queue 1" in shown
+    assert "The queue is paused : a disbursement of 999 TZS exceeds per_day of the disbursement limits" in shown
+    assert [each.amount for each in sandbox.transactions.values()] == ["600", "900"]
 
 
 async def test_a_platform_that_is_well_says_so(store: SQLStore, file: Path) -> None:
