@@ -154,6 +154,27 @@ async def test_a_find_that_fails_costs_only_the_hint(caplog: pytest.LogCaptureFi
     assert "hunter2" not in caplog.text
 
 
+async def test_a_callback_whose_request_is_cancelled_is_read_when_it_comes_again() -> None:
+    """The sender has left while the orders table was asked; its next try, and other callbacks, are read as ever."""
+    hangs = True
+
+    async def find(names: Sequence[str]) -> list[str]:
+        if hangs:
+            await anyio.sleep_forever()
+        return [*names]
+
+    poller = Listener()
+    receiver = CallbackReceiver(poller, find=find)
+    for _ in range(20):
+        with anyio.move_on_after(1) as scope:
+            await receiver.receive(b"T-9")
+        assert scope.cancelled_caught
+    hangs = False
+    await anyio.sleep(5)
+    assert (await receiver.receive(b"T-9")).transaction_ids == ("T-9",)
+    assert {*poller.hinted} == {"T-9"}
+
+
 # Forged, late, too many
 
 
