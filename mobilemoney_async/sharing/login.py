@@ -292,8 +292,10 @@ class SharedLogin:
                 table.write(connection, changed, now, wall)
             if not is_readable:
                 self._warn(_UNREADABLE)
+            elif logs_in and table.is_keyless(connection, now):
+                self._warn(_KEYLESS)
             elif logs_in and table.has_others(connection, now):
-                self._warn(_KEYLESS if table.is_keyless(connection) else _OTHERS)
+                self._warn(_OTHERS)
             return changed, logs_in
 
         (row, logs_in), ahead = await self._database.timed(work)

@@ -121,7 +121,7 @@ class LoginTable:
     def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
         """Write the row of these credentials, which is locked, at a time of the store and of the wall clock."""
         state, pause, token = row.state, row.state.pause, row.state.token
-        if token is not None and self.is_keyless(connection):
+        if token is not None and self.is_keyless(connection, now):
             token = None  # the process keeps it in memory
         values = {
             "token": None if token is None else self.cipher.encrypt(token, self.name),
@@ -145,11 +145,15 @@ class LoginTable:
         found = sa.select(logins.c.account).where(self._others, _is_good(now), logins.c.token.is_not(None)).limit(1)
         return connection.execute(found).first() is not None
 
-    def is_keyless(self, connection: sa.Connection) -> bool:
-        """Return whether this process has no key, and others of the account have one: nothing is written in clear."""
+    def is_keyless(self, connection: sa.Connection, now: float) -> bool:
+        """Return whether this process has no key, and others have one: nothing is written in clear.
+
+        Others of the account, or of any account, as on a platform: a host may be the only one that serves this one.
+        """
         if self.cipher.has_key:
             return False
-        found = sa.select(logins.c.account).where(self._others, logins.c.token.startswith(ENCRYPTED)).limit(1)
+        are_here = sa.or_(self._others, _is_good(now))
+        found = sa.select(logins.c.account).where(are_here, logins.c.token.startswith(ENCRYPTED)).limit(1)
         return connection.execute(found).first() is not None
 
     @property

@@ -758,6 +758,21 @@ async def test_a_process_without_the_key_leaves_no_token_in_clear_text_beside_ot
     assert "MOBILEMONEY_STORE_KEY" in caplog.text
 
 
+async def test_on_a_platform_a_host_without_the_key_leaves_no_token_in_clear_text(
+    virtual_workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of an account that no other host serves; an hour after the last key is gone, tokens are shared in clear."""
+    service = Service()
+    await virtual_workers(service, key=KEY, account="shop-1").token()
+    keyless = virtual_workers(service, account="shop-2")
+    token = await keyless.token()
+    assert await keyless.token() == token
+    assert [(row["token"] or "").partition(":")[0] for row in rows(virtual_workers.url)] == ["aesgcm", ""]
+    assert "MOBILEMONEY_STORE_KEY" in caplog.text
+    await anyio.sleep(3601)
+    assert await keyless.token() == await virtual_workers(service, account="shop-2").token()
+
+
 async def test_without_a_key_the_password_is_kept_no_more_than_with_one(virtual_workers: Workers) -> None:
     """The token lies in the database in clear text, as the documentation says; the password does not."""
     await virtual_workers(Service()).token()
