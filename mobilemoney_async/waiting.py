@@ -1,9 +1,10 @@
-"""Tasks that wait for each other: a signal, a leader among those that wait, and a task group that keeps its error."""
+"""Tasks that wait for each other: a signal, a leader among those that wait, a task group that keeps its error."""
 
 from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -11,6 +12,7 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.abc
 import attrs
+from anyio.lowlevel import RunVar
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -85,6 +87,28 @@ class Leader(Generic[W]):
             follower = next((each for each in self.waiting if not each.is_done), None)
             if follower is not None and not self._is_led:
                 follower.turn.send()
+
+
+V = TypeVar("V")
+
+
+class PerLoop(Generic[V]):
+    """Values of one event loop by their owners, each made when it is first asked for."""
+
+    def __init__(self, name: str, make: Callable[[], V]) -> None:
+        self._values: RunVar[weakref.WeakKeyDictionary[object, V]] = RunVar(name)
+        self._make = make
+
+    def of(self, owner: object) -> V:
+        """Return the value of an owner in this event loop."""
+        try:
+            values = self._values.get()
+        except LookupError:
+            values = weakref.WeakKeyDictionary()
+            self._values.set(values)
+        if owner not in values:
+            values[owner] = self._make()
+        return values[owner]
 
 
 @asynccontextmanager

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
+from typing import Any
 
 import anyio
 import attrs
 import sqlalchemy as sa
-from anyio.lowlevel import RunVar
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.listener import CHANGES, Listener
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.waiting import Leader, Waiter
+from mobilemoney_async.waiting import Leader, PerLoop, Waiter
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -31,8 +30,6 @@ _DEAF = 5.0
 # Accounts that are named in the query; for more, all are read.
 _MOST_NAMED = 500
 
-_watches: RunVar[dict[Database, ChangeWatch]] = RunVar("mobilemoney_async_change_watches")
-
 
 @attrs.define(eq=False)
 class _Waiter(Waiter):
@@ -42,25 +39,27 @@ class _Waiter(Waiter):
     number: int
 
 
+@attrs.define(eq=False)
 class ChangeWatch:
     """Wait of all readers of one database and event loop for new changes."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._leader = Leader[_Waiter]()
-        self._stirred = anyio.Event()
-        self._listener = Listener(database, CHANGES)
-        self._deaf_until = -math.inf
+    _leader: Leader[_Waiter] = attrs.field(factory=Leader)
+    _stirred: anyio.Event = attrs.field(factory=anyio.Event)
+    _driver: Any = None  # its connection that listens
+    _failovers: int = 0
+    _deaf_until: float = -math.inf
 
     def stir(self) -> None:
         """Look for changes at once: this process has made one."""
         self._stirred.set()
 
     def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
+        """Stop listening. The next reader begins again."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
 
-    async def wait(self, account: str, number: int, *, until: float = math.inf) -> None:
+    async def wait(self, database: Database, account: str, number: int, *, until: float = math.inf) -> None:
         """Return once an account may have changes after a number, or at a time of the event loop.
 
         Raises:
@@ -68,34 +67,52 @@ class ChangeWatch:
         """
         waiter = _Waiter(account, number)
         with anyio.CancelScope(deadline=until):
-            await self._leader.wait(waiter, lambda: self._lead(waiter))
+            await self._leader.wait(waiter, lambda: self._lead(database, waiter))
 
-    async def _lead(self, own: _Waiter) -> None:
+    async def _lead(self, database: Database, own: _Waiter) -> None:
         """Ask for all, until there is something for the caller."""
         while True:
             # From here on a change of this process is not missed: the query comes after it.
             self._stirred = anyio.Event()
-            await self._look()
+            await self._look(database)
             if own.is_done:
                 return
             with anyio.move_on_after(_POLL):
                 async with anyio.create_task_group() as tasks:
-                    if self._database.can_listen and anyio.current_time() >= self._deaf_until:
-                        tasks.start_soon(self._listen)
+                    if database.can_listen and anyio.current_time() >= self._deaf_until:
+                        tasks.start_soon(self._listen, database)
                     await self._stirred.wait()
                     tasks.cancel_scope.cancel()
 
-    async def _listen(self) -> None:
-        """Look at once when the database notifies this process."""
+    async def _listen(self, database: Database) -> None:
+        """Look at once when the database notifies this process, or has begun to: it has missed the notices before."""
+        if self._failovers != database.failovers:
+            self.close()
         try:
-            await self._listener.wait()
-        except StoreError as exc:
-            logger.debug("no notices of the database: %s", exc)
+            if self._driver is None:
+
+                async def connect() -> None:
+                    self._failovers = database.failovers
+                    self._driver = await database.open_listener()
+
+                await shielded(connect)  # a connection that is opened must not be lost; the time-outs bound it
+            else:
+                await anyio.wait_readable(self._driver.pgconn.socket)
+                self._read(self._driver.pgconn)
+        except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
+            self.close()
+            logger.debug("no notices of the database: %s", exc if isinstance(exc, StoreError) else type(exc).__name__)
             self._deaf_until = anyio.current_time() + _DEAF
         else:
             self.stir()
 
-    async def _look(self) -> None:
+    def _read(self, wire: Any) -> None:
+        """Take the notices: they say no more than that there is something new."""
+        wire.consume_input()
+        while wire.notifies() is not None:
+            pass
+
+    async def _look(self, database: Database) -> None:
         """Wake the readers of the accounts that have new changes."""
         waiters = list(self._leader.waiting)
         names = {each.account for each in waiters}
@@ -109,36 +126,11 @@ class ChangeWatch:
             run = connection.execute
             return set(run(is_new).scalars()), {row.account: row.feed_last for row in run(last)}
 
-        new, last = await self._database.read(look)
+        new, last = await database.read(look)
         for each in waiters:
             if each.account in new or last.get(each.account, 0) > each.number:
                 each.finish()
 
 
-def watch(database: Database) -> ChangeWatch:
-    """Return the watch of a database in this event loop."""
-    try:
-        watches = _watches.get()
-    except LookupError:
-        watches = {}
-        _watches.set(watches)
-    found = watches.get(database)
-    if found is None:
-        found = watches[database] = ChangeWatch(database)
-    return found
-
-
-def close_watch(database: Database) -> None:
-    """Close what the readers of this event loop have opened, once no client is left."""
-    with suppress(LookupError):
-        found = _watches.get().pop(database, None)
-        if found is not None:
-            found.close()
-
-
-def stir_readers(database: Database) -> None:
-    """Make the readers of this event loop look for changes at once."""
-    with suppress(LookupError):
-        found = _watches.get().get(database)
-        if found is not None:
-            found.stir()
+watches = PerLoop("mobilemoney_async_change_watches", ChangeWatch)
+"""Watch of each database in this event loop."""

@@ -1,24 +1,23 @@
 """Connections of a process to a database, which its threads use. A fork leaves them to the parent.
 
-Critical sections: `_lock` is held while the engine is made and while `_listening` changes. `_writer` is held for a
-whole transaction that writes SQLite: it has one writer at a time, and threads of one process queue here, first come
-first served, rather than at the file, which favours the one that asks at the right moment.
+Critical sections: `_lock` is held while the engine is made. `_writer` is held for a whole transaction that writes
+SQLite: it has one writer at a time, and threads of one process queue here, first come first served, rather than at the
+file, which favours the one that asks at the right moment.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.url import PATIENCE, file_of, make_engine, obstacle
+from mobilemoney_async.database.url import NEVER_IDLE, PATIENCE, file_of, make_engine, obstacle
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
@@ -29,7 +28,8 @@ T = TypeVar("T")
 OF_THE_DATABASE = (sa.exc.SQLAlchemyError, OSError)
 """Errors of the database and of the way to it."""
 
-_NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
+_NOTIFY = sa.text("NOTIFY mobilemoney_changes")
+_LISTEN = f"LISTEN mobilemoney_changes; {NEVER_IDLE}"
 
 
 class Connections:
@@ -40,6 +40,7 @@ class Connections:
         self.dialect: str = url.get_backend_name()
         self.file: Path | None = file_of(url)
         self.makes_file: bool = True
+        self.failovers: int = 0
         self._engine: sa.Engine | None = None
         self._start_afresh()
 
@@ -52,7 +53,7 @@ class Connections:
                     return work(connection)
             except sa.exc.DBAPIError as exc:
                 if exc.connection_invalidated:
-                    self._hang_up()
+                    self.failovers += 1
                 raise
         with _held(self._writer, until), engine.connect() as connection:
             # Outside a transaction, the only place where SQLite lets it change.
@@ -75,18 +76,17 @@ class Connections:
         """Return a new engine, which the caller disposes of; see `url.make_engine`."""
         return make_engine(self.url, patience=patience, makes_file=self.makes_file)
 
-    def notify(self, channels: Collection[str]) -> None:
-        """Notify the processes that listen to channels of PostgreSQL. A failure does not matter.
+    def notify(self) -> None:
+        """Notify the processes that listen on PostgreSQL that there are new changes. A failure does not matter.
 
         In a transaction of its own: one that also writes would hold up the commits of all others.
         """
         if self.dialect == "postgresql":
-            for channel in channels:
-                with suppress(*OF_THE_DATABASE, StoreError), self.engine(monotonic() + PATIENCE).begin() as connection:
-                    connection.execute(_NOTIFY, {"channel": channel})
+            with suppress(*OF_THE_DATABASE, StoreError), self.engine(monotonic() + PATIENCE).begin() as connection:
+                connection.execute(_NOTIFY)
 
-    def open_driver(self, statement: str, until: float) -> Any:
-        """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
+    def open_listener(self, until: float) -> Any:
+        """Open a connection of the driver that listens, outside every transaction, and leave it open."""
         try:
             pooled = self.engine(until).raw_connection()
         except OF_THE_DATABASE as exc:
@@ -95,12 +95,10 @@ class Connections:
         pooled.detach()  # the pool may open another one in its place
         try:
             driver.autocommit = True
-            driver.execute(statement)
+            driver.execute(_LISTEN)
         except Exception as exc:  # noqa: BLE001 (the driver's own)
             driver.close()
             raise self.failure_alone(exc) from None
-        with self._lock:
-            self._listening.add(driver)
         return driver
 
     def close(self) -> None:
@@ -135,20 +133,10 @@ class Connections:
         if self._engine is not None:
             self._engine.dispose(close=False)
         self._engine = None
-        self._listening = weakref.WeakSet[Any]()  # connections of the driver
         self._pid = os.getpid()
         self._lock, self._writer = threading.Lock(), threading.Lock()
         self.preparing: threading.Lock = threading.Lock()
         """Held while the tables are made. No thread waits for it: tasks wait in their event loops."""
-
-    def _hang_up(self) -> None:
-        """End the connections that listen: they may be those of a server that notifies nobody any more."""
-        with self._lock:
-            listening = list(self._listening)
-        for driver in listening:
-            # Not closed: another thread reads it. The driver's own error shows that it is closed already.
-            with suppress(Exception), socket.fromfd(driver.fileno(), socket.AF_INET, socket.SOCK_STREAM) as wire:
-                wire.shutdown(socket.SHUT_RDWR)
 
 
 def database_failure(said: str = "the store failed: it is busy, or the database does not answer") -> StoreError:

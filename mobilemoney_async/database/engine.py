@@ -10,7 +10,6 @@ import logging
 import math
 import random
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -42,7 +41,7 @@ from mobilemoney_async.database.url import (
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import Leader
+from mobilemoney_async.waiting import Leader, PerLoop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -82,7 +81,7 @@ class _Loop:
     leaders: tuple[Leader[Work[Any]], ...] = attrs.field(factory=lambda: (Leader(), Leader(), Leader()))
 
 
-_loops: RunVar[weakref.WeakKeyDictionary[object, _Loop]] = RunVar("mobilemoney_async_store_loops")
+_loops = PerLoop("mobilemoney_async_store_loops", _Loop)
 
 
 class Database:
@@ -130,7 +129,7 @@ class Database:
         work: Callable[[sa.Connection], T],
         *,
         durable: bool = True,
-        on_commit: Callable[[T], str | None] | None = None,
+        on_commit: Callable[[T], object] | None = None,
         share_key: Sequence[str] = (),
         high_priority: bool = False,
     ) -> T:
@@ -146,7 +145,7 @@ class Database:
                 this machine need not be: they are lost with its power too. That of PostgreSQL always is: after a crash
                 its server is back in a second, while they are sending.
             on_commit: Called in the thread with the result, once it is committed: also if the task that waits for it is
-                cancelled in between and never gets it. It may return a channel, which is then notified.
+                cancelled in between and never gets it. If it returns True, the readers of changes are notified.
             share_key: Names the row that short work locks, if that work may share a transaction with the work of other
                 tasks (`database.group`). Where the work of another fails, this work runs again, alone. Empty: it does
                 not share.
@@ -225,11 +224,16 @@ class Database:
             return lambda _: utcnow()
         return lambda connection: datetime.fromtimestamp(self._read_clock(connection), UTC)
 
-    async def open_driver(self, statement: str) -> Any:
-        """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
+    async def open_listener(self) -> Any:
+        """Open a connection of the driver that listens for new changes, and leave it open."""
         await self.open()
         until = monotonic() + _QUEUE
-        return await self._in_thread(lambda: self._connections.open_driver(statement, until))
+        return await self._in_thread(lambda: self._connections.open_listener(until))
+
+    @property
+    def failovers(self) -> int:
+        """How often connections were replaced: one that listens may lead to a server that notifies nobody any more."""
+        return self._connections.failovers
 
     def require_file(self) -> None:
         """Make no file of SQLite that is missing; called before the first use."""
@@ -273,7 +277,7 @@ class Database:
             await self.open()
         work.until = monotonic() + _QUEUE
         if work.share_key:
-            leader = _loop_of(self).leaders[work.writes + work.durable]
+            leader = _loops.of(self).leaders[work.writes + work.durable]
             await run_in_group(leader, work, self._connections, self._threads(is_group=True))
             if not work.is_alone:
                 return work.take_result()
@@ -310,7 +314,8 @@ class Database:
                 without_frames(exc)
                 raise StoreError(said, outcome="not_sent") from None
             else:
-                connections.notify(work.committed())
+                if work.committed():
+                    connections.notify()
                 return work.take_result()
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
@@ -319,7 +324,7 @@ class Database:
 
     def _threads(self, *, is_group: bool = False) -> anyio.CapacityLimiter:
         # Files share theirs. Work for a server that does not answer must not hold up that for another server.
-        shared = _loop_of(self if self.dialect == "postgresql" else Database)
+        shared = _loops.of(self if self.dialect == "postgresql" else Database)
         return _own_thread.get() or (shared.group if is_group else shared.single)
 
     def _try_to_prepare(self) -> bool:
@@ -385,18 +390,6 @@ def own_thread() -> Iterator[None]:
         yield
     finally:
         _own_thread.reset(token)
-
-
-def _loop_of(owner: object) -> _Loop:
-    """Return the parts of this event loop for an owner of connections."""
-    try:
-        loops = _loops.get()
-    except LookupError:
-        loops = weakref.WeakKeyDictionary()
-        _loops.set(loops)
-    if owner not in loops:
-        loops[owner] = _Loop()
-    return loops[owner]
 
 
 def timeline(connection: sa.Connection) -> int | None:

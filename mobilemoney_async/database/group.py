@@ -43,7 +43,7 @@ class Work(Waiter, Generic[T]):
         function: Gets the connection.
         writes: Whether it changes anything.
         durable: Whether its commit is on disk when it has ended.
-        on_commit: Called in the thread with the result, once it is committed; returns a channel to notify, or None.
+        on_commit: Called in the thread with the result, once it is committed; returns whether to notify the readers.
         share_key: What it locks, if it may share a transaction. Work of one transaction runs in the order of these, so
             that two processes do not wait for each other.
         high_priority: Whether others wait for its end, so that it goes first.
@@ -54,7 +54,7 @@ class Work(Waiter, Generic[T]):
     function: Callable[[sa.Connection], T]
     writes: bool = True
     durable: bool = True
-    on_commit: Callable[[T], str | None] | None = None
+    on_commit: Callable[[T], object] | None = None
     share_key: Sequence[str] = ()
     high_priority: bool = False
     until: float = attrs.field(default=0.0, init=False)
@@ -78,10 +78,9 @@ class Work(Waiter, Generic[T]):
                 raise
             self.error = exc
 
-    def committed(self) -> set[str]:
-        """Report that it is committed, unless it failed; return the channels to notify."""
-        channel = self.on_commit(self.result) if self.on_commit is not None and self.error is None else None
-        return set() if channel is None else {channel}
+    def committed(self) -> bool:
+        """Report that it is committed, unless it failed; return whether to notify the readers of changes."""
+        return self.on_commit is not None and self.error is None and self.on_commit(self.result) is True
 
     def take_result(self) -> T:
         """Return the result or raise the error, which then keeps no frame alive."""
@@ -133,7 +132,7 @@ def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
     if not works:
         return
     failure: BaseException | None = None
-    is_under_way, channels, writes, durable = False, set[str](), works[0].writes, works[0].durable
+    is_under_way, writes, durable = False, works[0].writes, works[0].durable
 
     def run(connection: sa.Connection) -> None:
         nonlocal is_under_way
@@ -154,8 +153,7 @@ def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
             for work in works:
                 work.error = connections.failure(exc) if isinstance(exc, OF_THE_DATABASE) else exc
                 work.is_alone = is_alone
-        for work in works:
-            channels |= work.committed()
+        has_changes = [work.committed() for work in works]
     except BaseException as exc:
         failure = exc
         raise
@@ -163,7 +161,8 @@ def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
         for work in works:
             work.error, work.is_done = failure or work.error, True
         failure = None
-    connections.notify(channels)
+    if any(has_changes):
+        connections.notify()
 
 
 def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bool) -> bool:

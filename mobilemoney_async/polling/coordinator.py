@@ -43,10 +43,6 @@ _HOLD = 3600.0
 _SWEEP = 15.0
 # After so long without an answer another process makes the requests, seconds: the fault may be this one's.
 _STEP_DOWN_AFTER = 120.0
-# Shortest time between two syncs for messages of others, seconds.
-_MIN_SYNC_GAP = 0.05
-# Time until the next attempt to listen, seconds.
-_RELISTEN_DELAY = 5.0
 # Times between two attempts while the store fails, seconds: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
@@ -55,7 +51,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 class Coordinator:
     """This process's part in sharing one poller.
 
-    Three tasks of the poller use it: `run`, `listen`, and the requests that end in `settle` or `failed`. All state
+    Two tasks of the poller use it: `run`, and the requests that end in `settle` or `failed`. All state
     changes between two awaits, so none needs a lock; only `run` calls `PollerChannel.sync`, one at a time. `hand_out`
     gets the results of this process's payments; `wake` is called when there may be a request to make.
     """
@@ -69,7 +65,6 @@ class Coordinator:
     _outgoing: Outgoing = attrs.field(factory=Outgoing)
     _hints: HintThrottle = attrs.field(factory=HintThrottle)
     _changed: Signal = attrs.field(factory=Signal)
-    _is_listening: bool = False
     _backoff: Backoff = attrs.field(factory=lambda: Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
     _sync_at: float = math.inf
     _check_at: float = math.inf
@@ -170,20 +165,6 @@ class Coordinator:
             else:
                 # No await since the times were read: a `_request_sync` in between cannot be missed.
                 await self._changed.wait(until=min(self._sync_at, self._check_at))
-
-    async def listen(self) -> None:
-        """Take a sync whenever the store notifies this process of a message; for ever, or until it cannot."""
-        while True:
-            try:
-                if not await self._channel.listen():
-                    return
-                self._is_listening = True
-            except Exception:  # noqa: BLE001 (a check finds the message, a little later)
-                self._is_listening = False
-                await anyio.sleep(_RELISTEN_DELAY)
-                continue
-            if self._local or self._epoch is not None:
-                self._request_sync(max(anyio.current_time(), self._synced_at + _MIN_SYNC_GAP))
 
     async def leave(self) -> None:
         """Give the lease back, so that another process goes on at once. If the store fails, it runs out by itself."""
@@ -290,15 +271,15 @@ class Coordinator:
     def _schedule(self, lease_ends_at: float | None) -> None:
         """Set the times of the next sync and check."""
         now = anyio.current_time()
+        check_at = now + self._channel.poll
         if self._outgoing:
             self._request_sync(now)
-        poll = self._channel.listening_poll if self._is_listening else self._channel.poll
         if self._epoch is not None:
             self._request_sync(self._synced_at + self._channel.ttl / 4)
-            self._check_at = now + poll if self._subscriptions or self._local else math.inf
+            self._check_at = check_at if self._subscriptions or self._local else math.inf
         elif self._local:
             self._request_sync(self._renew_at)
-            self._check_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
+            self._check_at = min(check_at, math.inf if lease_ends_at is None else max(now, lease_ends_at))
         else:
             self._check_at = math.inf
 

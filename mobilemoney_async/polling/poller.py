@@ -253,7 +253,6 @@ class Poller(anyio.AsyncContextManagerMixin):
         group.start_soon(self._give_up)
         if self._coordinator is not None:
             group.start_soon(self._coordinator.run)
-            group.start_soon(self._coordinator.listen)
         for transaction_id in unfinished:
             self.track(transaction_id)
         if self._channel is not None and self._resume:

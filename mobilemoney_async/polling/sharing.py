@@ -177,14 +177,12 @@ class PollerChannel(Protocol):
         follower: Name of this poller.
         ttl: Length of a lease, seconds.
         poll: Interval between two checks, seconds.
-        listening_poll: The same while `listen` works.
         linger: Time for which the lease is kept while no payment is tracked, seconds.
     """
 
     follower: str
     ttl: float
     poll: float
-    listening_poll: float
     linger: float
 
     async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
@@ -201,12 +199,6 @@ class PollerChannel(Protocol):
 
     async def check_updates(self) -> UpdateCheck:
         """Check whether a sync is worth taking."""
-
-    async def listen(self) -> bool:
-        """Wait until another poller may have sent a message; return False if the store cannot notify.
-
-        It returns at once when it has just begun to listen.
-        """
 
     async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         """Send the last news, stop tracking every payment, and give the lease back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Container, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -15,7 +14,6 @@ from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.leases import new_holder
-from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.ownership.binding import Binding
@@ -33,8 +31,8 @@ _TIDY = 300.0
 _SHORT = 10
 # For so long a poller counts on its lease without a sync, if a claim renews it.
 _CLAIMED = 3600.0
-# Kinds of notices: there is news, or the followed payments have changed, which concerns the holder only.
-_UPDATES, _SUBSCRIPTIONS = "n", "f"
+# Between two renewals of a claim, which show whether there are messages, seconds.
+_CLAIM_RENEWED = 1.0
 
 
 def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreChannel:
@@ -47,21 +45,20 @@ def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> S
         store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed, holder=holder
     )
     if pipeline.claim is not None:
-        channel.claim, channel.ttl, channel.poll = pipeline.claim, _CLAIMED, channel.listening_poll
+        channel.claim, channel.ttl, channel.poll = pipeline.claim, _CLAIMED, _CLAIM_RENEWED
     return channel
 
 
 class StoreChannel:
     """One poller's part in following payments together; see `polling.sharing.PollerChannel` for the times, in seconds.
 
-    It is used by one task at a time, except for `listen`. If there is a `claim`, the lease is renewed along with that,
+    It is used by one task at a time. If there is a `claim`, the lease is renewed along with that,
     and costs no transaction of its own.
     """
 
     claim: Claim | None = None
     ttl: float = 4.0
     poll: float = 0.5
-    listening_poll: float = 2.0
     linger: float = 10.0
 
     def __init__(
@@ -82,8 +79,6 @@ class StoreChannel:
         self._require_own = require_own
         self._feed = feed
         self._is_lost, self._missed = False, list[str]()
-        self._topic = hashlib.sha256(account.encode()).hexdigest()[:16]
-        self._listener = Listener(database, POLLERS, self._topic)
         self._epoch: int | None = None  # of the lease that is ours
         self._message_number: int | None = None
         self._subscription_number = 0
@@ -144,22 +139,6 @@ class StoreChannel:
             has_updates=has_updates, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset
         )
 
-    async def listen(self) -> bool:
-        """Wait for a message of another poller; see `PollerChannel.listen`."""
-        await self.database.open()
-        if not self.database.can_listen:
-            return False
-        concerns_us = False
-        try:
-            while not concerns_us:
-                heard = await self._listener.wait()
-                # Without a text it has just begun to listen: there may be earlier messages.
-                concerns_us = not heard or any(map(self._concerns_us, heard))
-        except BaseException:
-            self._listener.close()
-            raise
-        return True
-
     async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         """Send the last news, stop following, and give the lease back; see `PollerChannel.leave`."""
         at = self._utcnow()
@@ -173,7 +152,6 @@ class StoreChannel:
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self._holder)
             tables.save(journal, row)
-            tables.notify(journal, POLLERS, f"{self._topic}:{_UPDATES}{self.follower}")
 
         await self.database.write(work, durable=bool(updates))
 
@@ -236,7 +214,8 @@ class StoreChannel:
         changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
         if is_holder and tidies:
             tables.tidy(journal, at=at + ahead)
-        self._save(journal, row, before)
+        if row != before:
+            tables.save(journal, row)
         return Incoming(
             holds=row.lease.holder == self.follower,
             epoch=row.lease.epoch,
@@ -255,14 +234,6 @@ class StoreChannel:
             if each.transaction_id in wanted and (each.error is None or each.transaction_id not in outgoing.tracked)
         ]
 
-    def _save(self, journal: Journal, row: LeaseRow, before: LeaseRow) -> None:
-        """Write the row and notify the other pollers, where it has changed."""
-        if row != before:
-            tables.save(journal, row)
-        if (row.message_number, row.subscription_number) != (before.message_number, before.subscription_number):
-            kind = _UPDATES if row.message_number != before.message_number else _SUBSCRIPTIONS
-            tables.notify(journal, POLLERS, f"{self._topic}:{kind}{self.follower}")
-
     def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Subscription]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
         # A new holder reads all of them.
@@ -271,6 +242,3 @@ class StoreChannel:
         if not wants_lease and not changes:
             row.lease = row.lease.released(self._holder)
         return changes
-
-    def _concerns_us(self, notice: str) -> bool:
-        return (notice[:1] == _UPDATES or self._epoch is not None) and notice[1:] != self.follower

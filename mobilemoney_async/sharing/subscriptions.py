@@ -65,12 +65,6 @@ def save(journal: Journal, row: LeaseRow) -> None:
     journal.connection.execute(leases.update().where(*_here(journal)).values(values))
 
 
-def notify(journal: Journal, channel: str, payload: str) -> None:
-    """Notify the pollers that listen, at the commit. Only PostgreSQL can."""
-    if journal.connection.dialect.name == "postgresql":
-        journal.connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
-
-
 def write_updates(
     journal: Journal, row: LeaseRow, said: Sequence[StatusUpdate], *, at: datetime, is_holder: bool
 ) -> None:

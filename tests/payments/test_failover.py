@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, StoreError
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import make_world, on_asyncio, rows
@@ -75,24 +74,6 @@ async def test_sessions_of_a_demoted_server_are_replaced(postgres_url: str) -> N
             assert [each.outcome for each in failures] == ["not_sent"] * 10
         assert not await pay(client, *range(12, 22))
     assert world.sent == 21
-
-
-@on_asyncio
-async def test_a_listener_leaves_a_demoted_server(postgres_url: str) -> None:
-    """Its server takes `LISTEN` and is silent: what shows that it has moved reaches those who wait for notices."""
-    database = Database(postgres_url)
-    listener = Listener(database, POLLERS)
-    with anyio.fail_after(PATIENCE):
-        with written_no_more(postgres_url):
-            assert await listener.wait() == set()
-            await open_sessions(database)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(database.write, lambda connection: connection.exec_driver_sql("DELETE FROM " + _RECORDS))
-            with pytest.raises(StoreError):
-                await listener.wait()
-        assert await listener.wait() == set()
-    listener.close()
-    database.close()
 
 
 @on_asyncio

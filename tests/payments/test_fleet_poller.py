@@ -87,7 +87,7 @@ class Watched(StoreChannel):
 
     def __init__(self, url: str) -> None:
         super().__init__(Database(url), "default", utcnow=utcnow)
-        self.ttl, self.poll, self.listening_poll, self.linger = LEASE, 0.05, TTL / 2, 0.2
+        self.ttl, self.poll, self.linger = LEASE, 0.05, 0.2
         self.turns: list[Outgoing] = []
         self.peeks = 0
         self.held: bool = False
@@ -464,43 +464,6 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
     assert set(till.askers) == {"a", "b"}
 
 
-@pytest.mark.real_time
-async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None:
-    """There a process is notified of its outcomes, and the holder of newly tracked payments."""
-    till = Till()
-    till.open("x", "y")
-    one, two = make_fleet(postgres_url, poll=10 * LIMIT), make_fleet(postgres_url, poll=10 * LIMIT)
-    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
-
-    def listeners() -> list[int]:
-        with engine.connect() as connection:
-            statement = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-            return sorted(connection.execute(sa.text(statement)).scalars())
-
-    try:
-        async with (
-            till.client("a") as client,
-            till.client("b") as other,
-            make_poller(client, one) as a,
-            make_poller(other, two) as b,
-        ):
-            a.track("x")
-            await until(lambda: till.askers["a"] > 0)
-            b.track("y")
-            await until(lambda: len(listeners()) == 2)
-            before = listeners()
-            till.end("y")
-            with anyio.fail_after(LIMIT):  # real time: less than they would look by themselves
-                assert (await b.wait("y")).succeeded
-            assert listeners() == before
-        await until(lambda: listeners() == [])
-    finally:
-        engine.dispose()
-        one.database.close()
-        two.database.close()
-    assert set(till.askers) == {"a"}
-
-
 @pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
@@ -516,9 +479,8 @@ async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             count, cut = (sa.text(f"SELECT count({what}) {others}") for what in ("pid", "pg_terminate_backend(pid)"))
-            # Of each a connection that works and one that listens.
-            await until(lambda: connection.execute(count).scalar_one() >= 4)
-            assert connection.execute(cut).scalar_one() >= 4
+            await until(lambda: connection.execute(count).scalar_one() >= 2)
+            assert connection.execute(cut).scalar_one() >= 2
         till.end("x", "y")
         for poller, number in ((a, "x"), (b, "y")):
             with anyio.fail_after(LIMIT):  # real time: before a lease runs out

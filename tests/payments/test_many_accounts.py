@@ -13,11 +13,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore, StoreError
-from mobilemoney_async.database import url
+from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore
+from mobilemoney_async.database import change_watch, url
+from mobilemoney_async.database.change_watch import watches
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.listener import CHANGES, POLLERS, Listener
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
@@ -43,12 +43,6 @@ async def sessions(url: str, condition: str) -> int:
             return int(count)
 
     return await anyio.to_thread.run_sync(run)
-
-
-def notify(url: str, text: str) -> None:
-    """Send a notice on the channel of the pollers, from another session."""
-    with closing(psycopg.connect(plain_url(url), autocommit=True)) as connection:
-        connection.execute("SELECT pg_notify(%s, %s)", (POLLERS, text))
 
 
 @asynccontextmanager
@@ -183,7 +177,7 @@ async def test_a_client_that_is_closed_begins_no_poller_and_no_dispatcher(postgr
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connections(postgres_url: str) -> None:
-    """Eight of them work, and one listens, for the pollers and the readers of all accounts."""
+    """Eight of them work, and one listens, for the readers of all accounts."""
     store = SQLStore(postgres_url)
     listening, working = "query LIKE 'LISTEN%'", "query NOT LIKE 'LISTEN%'"
     with anyio.fail_after(PATIENCE):
@@ -214,90 +208,52 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connecti
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_connections_that_are_idle_end_except_for_the_one_that_listens(
+@pytest.mark.parametrize("end", ["the server ends it", "the server is demoted"])
+async def test_the_connection_that_listens_lasts_and_is_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Idle ones end after a minute; here, after a fifth of a second. The one that listens ends with its server."""
+    monkeypatch.setattr(url, "_KEPT", "200ms")
+    monkeypatch.setattr(change_watch, "_DEAF", 0.05)
+    monkeypatch.setattr(change_watch, "_POLL", 0.05)
+    database = Database(postgres_url)
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watches.of(database).wait, database, "shop", 0)
+            await until(partial(_has_session, postgres_url, "query LIKE 'LISTEN%'"))
+            first = watches.of(database)._driver.info.backend_pid
+            await anyio.sleep(0.5)  # real time: idle ones have ended
+            assert await sessions(postgres_url, f"pid = {first}") == 1
+            if end == "the server ends it":
+                await sessions(postgres_url, f"CASE WHEN pid = {first} THEN pg_terminate_backend(pid) END")
+            else:
+                database._connections.failovers += 1
+            await until(partial(_has_session, postgres_url, f"query LIKE 'LISTEN%' AND pid <> {first}"))
+            tasks.cancel_scope.cancel()
+    watches.of(database).close()
+    database.close()
+    await until_nobody_listens(postgres_url)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_reader_is_notified_of_changes_of_other_processes(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a minute; here, after a fifth of a second. The next work opens new ones, and no notice is lost."""
-    monkeypatch.setattr(url, "_KEPT", "200ms")
-    database = Database(postgres_url)
-    listener = Listener(database, POLLERS, "one")
-    with anyio.fail_after(PATIENCE):
-        assert await listener.wait() == set()
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(database.read, lambda connection: connection.execute(sa.text("SELECT pg_sleep(0.1)")))
-        await until(partial(_has_no_session, postgres_url, "query NOT LIKE 'LISTEN%'"))
-        assert await sessions(postgres_url, "query LIKE 'LISTEN%'") == 1
-        for _ in range(3):
-            assert await database.read(one) == 1
-        await anyio.to_thread.run_sync(notify, postgres_url, "one:a")
-        assert await listener.wait() == {"a"}
-        listener.close()
-        await until_nobody_listens(postgres_url)
-    database.close()
+    """It does not wait until it looks by itself."""
+    sandbox = Sandbox()
+    async with (
+        sandbox.client(store=SQLStore(postgres_url)) as reader,
+        sandbox.client(store=SQLStore(postgres_url)) as other,
+    ):
+        changes = reader.payments.changes()
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                monkeypatch.setattr(change_watch, "_POLL", 10 * PATIENCE)
+                tasks.start_soon(anext, changes)
+                await until(partial(_has_session, postgres_url, "query LIKE 'LISTEN%'"))
+                await other.collections.create(**ORDER)
 
 
-def one(connection: sa.Connection) -> int:
-    """Ask for the least."""
-    number: int = connection.execute(sa.text("SELECT 1")).scalar_one()
-    return number
-
-
-@pytest.mark.real_time
-async def test_readers_of_one_connection_hear_what_concerns_them(postgres_url: str) -> None:
-    """Whoever reads the socket wakes the others, and when it is cancelled another one reads; no notice is lost."""
-    database = Database(postgres_url)
-    one, other, third = (Listener(database, POLLERS, topic) for topic in ("one", "other", "third"))
-    heard: dict[str, set[str]] = {}
-
-    async def hear(name: str, listener: Listener, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        with anyio.CancelScope() as scope:
-            task_status.started(scope)
-            heard[name] = await listener.wait()
-
-    with anyio.fail_after(PATIENCE):
-        for each in (one, other, third):
-            assert await each.wait() == set()  # it has just begun to listen
-        async with anyio.create_task_group() as tasks:
-            first = await tasks.start(hear, "one", one)
-            await anyio.wait_all_tasks_blocked()
-            await tasks.start(hear, "other", other)
-            await anyio.wait_all_tasks_blocked()
-            first.cancel()
-            await anyio.wait_all_tasks_blocked()
-            for text in ("one:a", "third:b", "other:c"):
-                await anyio.to_thread.run_sync(notify, postgres_url, text)
-        assert heard == {"other": {"c"}}
-        assert (await one.wait(), await third.wait()) == ({"a"}, {"b"})
-        for each in (one, other, third):
-            each.close()
-        await until_nobody_listens(postgres_url)
-    database.close()
-
-
-@pytest.mark.real_time
-async def test_all_readers_learn_that_the_connection_is_lost(postgres_url: str) -> None:
-    """Each of them gets the error, and the next wait listens again."""
-    database = Database(postgres_url)
-    readers = [Listener(database, CHANGES, str(number)) for number in range(3)]
-    failures = []
-
-    async def hear(listener: Listener) -> None:
-        try:
-            await listener.wait()
-        except StoreError as exc:
-            failures.append(exc.outcome)
-
-    with anyio.fail_after(PATIENCE):
-        for each in readers:
-            assert await each.wait() == set()
-        async with anyio.create_task_group() as tasks:
-            for each in readers:
-                tasks.start_soon(hear, each)
-            await anyio.wait_all_tasks_blocked()
-            await sessions(postgres_url, "CASE WHEN query LIKE 'LISTEN%' THEN pg_terminate_backend(pid) END")
-        assert failures == ["not_sent"] * 3
-        assert await readers[1].wait() == set()
-        for each in readers:
-            each.close()
-    database.close()
+async def _has_session(url: str, condition: str) -> bool:
+    return bool(await sessions(url, condition))

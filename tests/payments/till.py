@@ -88,7 +88,6 @@ def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreChan
     """Return a connection to the store that is quicker than the real ones."""
     fleet = StoreChannel(Database(url), "default", utcnow=utcnow)
     fleet.ttl, fleet.poll, fleet.linger = ttl, poll, 0.2
-    fleet.listening_poll = max(poll, TTL / 2)
     return fleet
 
 

@@ -28,7 +28,7 @@ import psycopg
 import sqlalchemy as sa
 from anyio._backends import _asyncio as backend
 
-from mobilemoney_async.database import change_watch, connections, encryption, engine, group, listener
+from mobilemoney_async.database import change_watch, connections, encryption, engine, group
 from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments.feed import feed
@@ -437,7 +437,7 @@ def give_from_outside(world: World) -> None:
 
 def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
     """Yield what is replaced where the database is a server: its clock and timeline, and what it tells listeners."""
-    read = listener._Connection._read
+    read = change_watch.ChangeWatch._read
 
     def read_clock(self: Any, connection: sa.Connection) -> float:
         return world.read_clock(self)
@@ -446,7 +446,7 @@ def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
         world.read_notices(functools.partial(read, self), wire)
 
     yield engine.Database, "_read_clock", read_clock
-    yield listener._Connection, "_read", read_notices
+    yield change_watch.ChangeWatch, "_read", read_notices
     yield binding, "timeline", lambda connection: world.timeline
     yield virtual_time, "_GRACE", 0.0002
 

@@ -22,7 +22,6 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.database.change_watch import watch
 from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import change_lease
@@ -86,7 +85,7 @@ class ChangePages:
                 await prune(self._store, self._utcnow)
                 if not self._is_endless:
                     raise StopAsyncIteration
-                await watch(self._store.database).wait(self._store.account, self._number)
+                await self._store.wait_for_changes(self._number)
         if self._limit is not None:
             self._limit -= 1
         return self._page.popleft().change
@@ -282,7 +281,7 @@ class ConsumerReader:
         until, next_at = self._leased_until - _LEASE / 2, delivery.next_at
         if next_at is not None:
             until = min(until, anyio.current_time() + max(0.0, (next_at - self._utcnow()).total_seconds()))
-        await watch(self._store.database).wait(self._store.account, delivery.upto, until=until)
+        await self._store.wait_for_changes(delivery.upto, until=until)
 
     async def _take(self) -> bool:
         """Read the next page; return False while another process has the lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -12,10 +13,9 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from mobilemoney_async.database.change_watch import close_watch, stir_readers
+from mobilemoney_async.database.change_watch import watches
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_state import change_state
 from mobilemoney_async.payments.records.account_status import AccountState
@@ -161,17 +161,21 @@ class AccountStore:
             has_changes = journal.has_changes
             return result
 
-        def end(result: T) -> str | None:
+        def end(result: T) -> bool:
             if on_commit is not None:
                 on_commit(result)
-            return CHANGES if has_changes else None
+            return has_changes
 
         result = await self.database.write(
             run, on_commit=end, share_key=self._place(share_key), high_priority=high_priority
         )
         if has_changes:
-            stir_readers(self.database)
+            watches.of(self.database).stir()
         return result
+
+    async def wait_for_changes(self, number: int, *, until: float = math.inf) -> None:
+        """Return once there may be changes after a number, or at a time of the event loop."""
+        await watches.of(self.database).wait(self.database, self.account, number, until=until)
 
     async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime]) -> T:
         """Write a decision that cannot be taken back, at the time of `Database.time_of_transaction`."""
@@ -203,7 +207,7 @@ class AccountStore:
         self.clients -= 1
         self.database.clients -= 1
         if not self.database.clients:
-            close_watch(self.database)
+            watches.of(self.database).close()
             self.database.close()
 
     # The write-behind buffer
