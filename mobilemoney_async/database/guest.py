@@ -1,8 +1,7 @@
 """Statements of ours in a transaction of the merchant's own, on the connection that the merchant has.
 
-A connection of SQLAlchemy runs them itself. For one of a driver, or of Django, they are compiled here, and their values
-converted as SQLAlchemy does. Nothing is committed, rolled back or set on the merchant's connection, and its errors pass
-as they are.
+A connection of SQLAlchemy runs them itself. For one of a driver, or of Django, an engine is made around it. Nothing is
+committed, rolled back or set on the merchant's connection, and its errors pass as they are.
 """
 
 from __future__ import annotations
@@ -10,18 +9,20 @@ from __future__ import annotations
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from mobilemoney_async.database.prepared import POSTGRESQL, SQLITE, Convert, prepare
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import refuse
 
@@ -38,7 +39,34 @@ _OWN = (
     "writes to the store, which would wait for it"
 )
 _SQLITE_BUSY_SNAPSHOT = 517
-_DJANGO: Mapping[str, sa.Dialect] = {"sqlite": pysqlite.dialect(paramstyle="pyformat"), "postgresql": POSTGRESQL}
+
+
+class _DateTime(sqlite.DATETIME):
+    """Time in SQLite, where the converters that Django registers for all of sqlite3 may have read it already."""
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Return what reads a value."""
+        read: Any = super().result_processor(dialect, coltype)
+        return lambda value: value if isinstance(value, datetime) else read(value)
+
+
+class _NoError(Exception):
+    """Error that no driver raises: SQLAlchemy wraps only those of the driver that it knows."""
+
+
+def _dialect(made: Any) -> sa.Dialect:
+    made.driver, made.dbapi = "guest", SimpleNamespace(Error=_NoError)
+    made.colspecs = {**made.colspecs, **({sa.DateTime: _DateTime} if made.name == "sqlite" else {})}
+    dialect: sa.Dialect = made
+    return dialect
+
+
+_POSTGRESQL = _dialect(psycopg_dialect.dialect())  # type: ignore[no-untyped-call]
+_SQLITE = _dialect(pysqlite.dialect(paramstyle="named"))
+_DJANGO: Mapping[str, sa.Dialect] = {
+    "sqlite": _dialect(pysqlite.dialect(paramstyle="pyformat")),
+    "postgresql": _POSTGRESQL,
+}
 
 # The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
 _guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
@@ -70,20 +98,24 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         _require_kind(connection.vendor, dialect)
         _require_transaction(connection.in_atomic_block or not connection.get_autocommit())
         # Its own cursor, so that errors are Django's.
-        return GuestConnection(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
+        return _connect(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
     if isinstance(connection, sqlite3.Connection):
         _require_kind("sqlite", dialect)
         if connection.text_factory in (bytes, bytearray):
             raise refuse("connection", "one that reads text as str: its text_factory is another")
         _require_transaction(_begins_by_itself(connection))
-        return GuestConnection(lambda: _open_plain(connection), SQLITE), lambda: _is_open(connection)
+        return _connect(partial(_open_plain, connection), _SQLITE), partial(_is_open, connection)
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         _require_kind("postgresql", dialect)
         _require_transaction(not connection.autocommit or connection.info.transaction_status.name != "IDLE")
-        # A cursor of the plain class, whatever the connection's own cursors and rows are.
-        rows = psycopg.rows.tuple_row
-        return GuestConnection(lambda: psycopg.Cursor(connection, row_factory=rows), POSTGRESQL), bool
+        return _connect(partial(_open_psycopg, psycopg, connection), _POSTGRESQL), bool
     raise refuse("connection", _ACCEPTS, type(connection))
+
+
+def _connect(open_cursor: Callable[[], Any], dialect: sa.Dialect) -> sa.Connection:
+    """Return a connection of SQLAlchemy's that opens cursors, and does nothing else."""
+    pool = sa.StaticPool(lambda: SimpleNamespace(cursor=open_cursor), reset_on_return=None)  # type: ignore[arg-type]
+    return sa.Engine(pool, dialect, sa.URL.create(dialect.name)).connect()
 
 
 def _require_kind(kind: str, dialect: str) -> None:
@@ -119,6 +151,18 @@ def _open_plain(connection: sqlite3.Connection) -> Any:
     cursor = connection.cursor()
     cursor.row_factory = None
     return cursor
+
+
+def _open_psycopg(psycopg: Any, connection: Any) -> Any:
+    """Open a cursor of the plain class, whatever the connection's own cursors and rows are."""
+
+    class Cursor(psycopg.Cursor):  # type: ignore[misc]
+        def execute(self, *arguments: Any) -> None:
+            super().execute(*arguments)
+            with suppress(psycopg.ProgrammingError, IndexError):  # there are no rows
+                self.scroll(0)  # in a pipeline it waits for the answer
+
+    return Cursor(connection, row_factory=psycopg.rows.tuple_row)
 
 
 def _weakly(connection: sa.Connection) -> Callable[[], bool]:
@@ -160,51 +204,3 @@ def explained() -> Iterator[None]:
         if any(getattr(each, "sqlite_errorcode", None) == _SQLITE_BUSY_SNAPSHOT for each in causes):
             exc.add_note(_SNAPSHOT)
         raise
-
-
-class GuestConnection:
-    """Connection of a driver, with the part of SQLAlchemy's interface that `Journal` needs."""
-
-    def __init__(self, open_cursor: Callable[[], Any], dialect: sa.Dialect) -> None:
-        self.dialect = dialect
-        self._open_cursor = open_cursor
-
-    def execute(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> GuestResult:
-        """Execute a statement with its parameters."""
-        given = parameters or {}
-        prepared = prepare(statement, self.dialect, frozenset(given))
-        with closing(self._open_cursor()) as cursor:
-            cursor.execute(prepared.text, prepared.values(given))
-            rows = cursor.fetchall() if prepared.readers else ()
-        return GuestResult([_read_row(prepared.readers, row) for row in rows])
-
-
-class GuestResult:
-    """Rows of a statement."""
-
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self._rows = rows
-
-    def one_or_none(self) -> Any:
-        """Return the only row, or None."""
-        return self._rows[0] if self._rows else None
-
-    def one(self) -> Any:
-        """Return the only row."""
-        (row,) = self._rows
-        return row
-
-    def scalar_one(self) -> Any:
-        """Return the only value of the only row."""
-        (value,) = vars(self.one()).values()
-        return value
-
-
-def _read_row(readers: Mapping[str, Convert], row: Sequence[Any]) -> Any:
-    pairs = zip(readers.items(), row, strict=True)
-    return SimpleNamespace(**{name: _read(process, value) for (name, process), value in pairs})
-
-
-def _read(process: Convert, value: Any) -> Any:
-    # The converters that Django registers for all of sqlite3 may be faster than ours.
-    return process(value.isoformat(" ")) if isinstance(value, datetime) and value.tzinfo is None else process(value)
