@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 5
+VERSION = 6
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -327,8 +327,7 @@ subscriptions: sa.Table = sa.Table(
     METADATA,
     *_columns(sa.Text, "account", "transaction_id", "follower", primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
-    sa.Column("hinted", sa.BigInteger, nullable=False, default=0),
-    *_columns(sa.Boolean, "is_new", "has_deadline", nullable=False),
+    *_columns(sa.Boolean, "is_new", "has_deadline", "is_hinted", nullable=False),
     *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
     sa.Column("message_number", sa.BigInteger, nullable=False, default=0),
     sa.Column("has_ended", sa.Boolean, nullable=False, default=False),

@@ -39,6 +39,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Length of a subscription, seconds: those of a process that died end then. It is renewed after half of it.
 _HOLD = 3600.0
+# A payment that is no longer tracked ended at this distance, by any host's clock.
+_LONG_AGO = timedelta(days=1)
 # Interval between two checks for expired subscriptions, seconds.
 _SWEEP = 15.0
 # After so long without an answer another process makes the requests, seconds: the fault may be this one's.
@@ -102,12 +104,12 @@ class Coordinator:
 
     def hint(self, transaction_id: str, now: float) -> bool:
         """Note that a payment may have changed; return whether that brings a request of this process forward."""
-        if transaction_id not in self._local:
-            return False
-        if transaction_id in self._planner:
+        payment = self._local.get(transaction_id)
+        if payment is not None and transaction_id in self._planner:
             return self._planner.hint(transaction_id, now)
-        if transaction_id not in self._outgoing.hinted and self._hints.take(now):
-            self._outgoing.hinted.add(transaction_id)
+        stated = self._outgoing.subscriptions.get(transaction_id)
+        if payment is not None and (stated is None or not stated.is_hinted) and self._hints.take(now):
+            self._state(payment, now, is_hinted=True)
             self._request_sync(now)
         return False
 
@@ -118,9 +120,15 @@ class Coordinator:
     def give_up(self, now: float) -> list[StatusUpdate]:
         """Stop tracking the payments that are past their deadline."""
         updates = self._local.give_up(now)
+        at = self._utcnow()
         for each in updates:
-            self._outgoing.tracked.pop(each.transaction_id, None)
-            self._outgoing.withdrawn.add(each.transaction_id)
+            self._outgoing.subscriptions[each.transaction_id] = Subscription(
+                transaction_id=each.transaction_id,
+                follower=self._channel.follower,
+                is_new=False,
+                tracked_at=at,
+                until=at - _LONG_AGO,
+            )
         if updates:
             self._request_sync(now)
         return updates
@@ -184,16 +192,17 @@ class Coordinator:
         if payment is not None and update.transaction is not None:
             payment.keep(update.transaction)
 
-    def _state(self, payment: TrackedPayment, now: float) -> None:
+    def _state(self, payment: TrackedPayment, now: float, *, is_hinted: bool = False) -> None:
         """Add the statement that a payment is tracked to the next sync."""
         at = self._utcnow()
-        self._outgoing.tracked[payment.id] = Subscription(
+        self._outgoing.subscriptions[payment.id] = Subscription(
             transaction_id=payment.id,
             follower=self._channel.follower,
             is_new=payment.is_new,
             tracked_at=at - timedelta(seconds=now - payment.tracked_at),
             until=at + timedelta(seconds=min(_HOLD, payment.deadline - now)),
             has_deadline=payment.deadline < math.inf,
+            is_hinted=is_hinted,
         )
 
     def _request_sync(self, at: float) -> None:
@@ -208,18 +217,14 @@ class Coordinator:
         if now >= self._renew_at:
             self._renew_at = now + _HOLD / 2
             for payment in self._local:
-                self._state(payment, now)
+                if payment.id not in self._outgoing.subscriptions:
+                    self._state(payment, now)
         # During this sync other tasks track, hint and settle: they add to the next sync's messages. If this one fails
         # or is cancelled, both are joined, in this order.
         sent, self._outgoing = self._outgoing, Outgoing()
         self._sync_at = self._check_at = math.inf
         try:
-            incoming = await self._channel.sync(
-                sent,
-                wants_lease=self._wants_lease(now),
-                wanted=self._local,
-                reads_on=len(self._local) > len(sent.tracked),
-            )
+            incoming = await self._channel.sync(sent, wants_lease=self._wants_lease(now), wanted=self._local)
         except BaseException as exc:
             self._outgoing = sent.and_then(self._outgoing)
             if not isinstance(exc, Exception):

@@ -262,12 +262,13 @@ class Poller(anyio.AsyncContextManagerMixin):
         """Track each payment of the store that comes to exist, whichever process has sent it."""
         while True:
             try:
-                transaction_id = await channel.next_arrival()
+                arrivals = await channel.next_arrivals()
             except StoreError as exc:
                 warn_of_store("new payments of the store are tracked later", exc)
                 await anyio.sleep(_FAULT_PAUSE)
             else:
-                self._track(transaction_id, self._timeout, is_new=True)
+                for transaction_id in arrivals:
+                    self._track(transaction_id, self._timeout, is_new=True)
 
     def _close(self) -> None:
         self._is_open = False

@@ -111,11 +111,10 @@ class Subscriptions:
 
 @attrs.define(kw_only=True, eq=False)
 class Outgoing:
-    """Messages of one poller to the others, for one sync, by transaction ids."""
+    """Messages of one poller to the others, for one sync."""
 
-    tracked: dict[str, Subscription] = attrs.field(factory=dict)  # stated for the first time or again
-    withdrawn: set[str] = attrs.field(factory=set)  # tracked no longer
-    hinted: set[str] = attrs.field(factory=set)  # of those that it tracks
+    # By transaction id: stated for the first time or again, as with a hint, or withdrawn.
+    subscriptions: dict[str, Subscription] = attrs.field(factory=dict)
     updates: list[StatusUpdate] = attrs.field(factory=list)  # answers of the service
 
     def __bool__(self) -> bool:
@@ -124,19 +123,13 @@ class Outgoing:
     @property
     def size(self) -> int:
         """Number of messages."""
-        return len(self.tracked) + len(self.withdrawn) + len(self.hinted) + len(self.updates)
+        return len(self.subscriptions) + len(self.updates)
 
     def and_then(self, later: Outgoing) -> Outgoing:
         """Return the messages to send after a failed sync, together with those added since."""
-        merged = Outgoing(
-            tracked={**self.tracked, **later.tracked},
-            withdrawn=(self.withdrawn - later.tracked.keys()) | later.withdrawn,
-            hinted=self.hinted | later.hinted,
-            updates=self.updates + later.updates,
+        return Outgoing(
+            subscriptions={**self.subscriptions, **later.subscriptions}, updates=self.updates + later.updates
         )
-        for transaction_id in later.withdrawn:
-            merged.tracked.pop(transaction_id, None)
-        return merged
 
 
 @attrs.frozen(kw_only=True)
@@ -185,7 +178,7 @@ class PollerChannel(Protocol):
     poll: float
     linger: float
 
-    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str]) -> Incoming:
         """Exchange all messages, in one transaction.
 
         Args:
@@ -193,8 +186,6 @@ class PollerChannel(Protocol):
             wants_lease: Whether to take the lease if it is free, and to keep it. A lease that is not wanted any more is
                 kept nevertheless while there is something in `Incoming.subscriptions`.
             wanted: The payments to return the news of. Read from another thread.
-            reads_on: Whether to return the news since the last sync, beside the known news of `Outgoing.tracked`.
-                Needed if any payment was stated as tracked before.
         """
 
     async def check_updates(self) -> UpdateCheck:
@@ -213,8 +204,8 @@ class PollerChannel(Protocol):
             StoreError: The account is another merchant's, or, with `resume`, the store failed.
         """
 
-    async def next_arrival(self) -> str:
-        """Wait for a payment that was acknowledged since `join` with `resume`, and return its transaction id."""
+    async def next_arrivals(self) -> list[str]:
+        """Wait for payments that were acknowledged since `join` with `resume`, and return their transaction ids."""
 
 
 def warn_of_store(said: str, exc: Exception) -> None:

@@ -78,36 +78,58 @@ class StoreChannel:
         self._utcnow = utcnow
         self._require_own = require_own
         self._feed = feed
-        self._is_lost, self._missed = False, list[str]()
+        self._is_lost = False
         self._epoch: int | None = None  # of the lease that is ours
         self._message_number: int | None = None
         self._subscription_number = 0
         self._clock_offset = 0.0
         self._tidied_at = -_TIDY
 
-    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+    async def sync(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str]) -> Incoming:
         """Send and receive all messages, in one transaction; see `PollerChannel.sync`."""
         # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
         now, at = anyio.current_time(), self._utcnow()
         tidies = now >= self._tidied_at + _TIDY
+        ttl = self.ttl if self.claim is None else self.claim.ttl
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
             # From here to the commit no other poller of the account writes.
-            asked = wanted if reads_on or outgoing.updates else None
-            incoming = self._exchange(
-                journal, row, clock(), outgoing, at=at, wants_lease=wants_lease, wanted=asked, tidies=tidies
+            before, shared = attrs.evolve(row), clock()
+            # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
+            is_shared = connection.dialect.name == "postgresql"
+            ahead = datetime.fromtimestamp(shared, UTC) - at if is_shared else timedelta()
+            if wants_lease:
+                row.lease = row.lease.taken(self._holder, shared, ttl)
+            is_holder = row.lease.holder == self.follower
+            # Answers first: payments that they end are then not among the changes, or known.
+            tables.write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
+            updates = self._receive(journal, outgoing, wanted)
+            ended = {each.transaction_id for each in updates if each.is_ending}
+            updates += tables.write_subscriptions(
+                journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended
             )
-            return row, incoming
+            changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
+            if is_holder and tidies:
+                tables.tidy(journal, at=at + ahead)
+            if row != before:
+                tables.save(journal, row)
+            return row, Incoming(
+                holds=row.lease.holder == self.follower,
+                epoch=row.lease.epoch,
+                lease_ends_at=row.lease.ends_at(shared),
+                updates=updates,
+                subscriptions=changes,
+            )
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in outgoing.updates)
-        # The fields change only after the commit. If this task is cancelled here, the sync may be committed all the
-        # same: the caller then sends the same messages again, as `PollerChannel` allows.
         # A new holder reads all that is followed.
         is_short = self._epoch is not None and not tidies and outgoing.size <= _SHORT
         share_key = (self._account, "poller") if is_short else ()
+        # The fields change only after the commit. If this task is cancelled here, the sync may be committed all the
+        # same: the caller then sends the same messages again, as `PollerChannel` allows.
         (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, share_key=share_key)
         self._epoch = incoming.epoch if incoming.holds else None
         if self.claim is not None:
@@ -117,10 +139,8 @@ class StoreChannel:
         self._message_number, self._subscription_number = row.message_number, row.subscription_number
         if tidies and incoming.holds:
             self._tidied_at = now
-        ends_at = incoming.lease_ends_at
-        return attrs.evolve(
-            incoming, lease_ends_at=None if incoming.holds or ends_at is None else ends_at + self._clock_offset
-        )
+        ends_at = None if incoming.holds else incoming.lease_ends_at
+        return attrs.evolve(incoming, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
 
     async def check_updates(self) -> UpdateCheck:
         """Look whether a sync is worth taking; see `PollerChannel.check_updates`."""
@@ -164,14 +184,15 @@ class StoreChannel:
             await self._feed.begin()  # first: a payment that is acknowledged in between is found twice, not missed
         return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
 
-    async def next_arrival(self) -> str:
-        """Wait for a payment that was acknowledged since the poller joined; see `PollerChannel.next_arrival`."""
-        while self._feed is not None:
+    async def next_arrivals(self) -> list[str]:
+        """Wait for payments that were acknowledged since the poller joined; see `PollerChannel.next_arrivals`."""
+        assert self._feed is not None
+        while True:
             if self._is_lost:
                 self._feed.restart()
-                self._missed, self._is_lost = await self.join(resume=True), False
-            if self._missed:
-                return self._missed.pop()
+                missed, self._is_lost = await self.join(resume=True), False
+                if missed:
+                    return missed
             try:
                 change = await anext(self._feed)
             except InvalidCursor:  # the store was restored, or found to be behind its service: its feed begins anew
@@ -180,49 +201,7 @@ class StoreChannel:
             if change.state is PaymentState.ACKNOWLEDGED and change.record is not None:
                 transaction_id = change.record.transaction_id
                 if transaction_id is not None and not change.record.is_final:
-                    return transaction_id
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    def _exchange(
-        self,
-        journal: Journal,
-        row: LeaseRow,
-        now: float,
-        outgoing: Outgoing,
-        *,
-        at: datetime,
-        wants_lease: bool,
-        wanted: Container[str] | None,
-        tidies: bool,
-    ) -> Incoming:
-        """Write and read all messages at a time of the store's clock, which counts the end of the lease too."""
-        # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
-        is_shared = journal.connection.dialect.name == "postgresql"
-        ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
-        before = attrs.evolve(row)
-        if wants_lease:
-            row.lease = row.lease.taken(self._holder, now, self.ttl if self.claim is None else self.claim.ttl)
-        is_holder = row.lease.holder == self.follower
-        # StatusUpdate first: payments that it ends are then not among the changes, or known.
-        tables.write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
-        updates = [] if wanted is None else self._receive(journal, outgoing, wanted)
-        ended = {each.transaction_id for each in updates if each.is_ending}
-        updates += tables.write_subscriptions(
-            journal, row, outgoing, follower=self.follower, at=at, ahead=ahead, ended=ended
-        )
-        changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
-        if is_holder and tidies:
-            tables.tidy(journal, at=at + ahead)
-        if row != before:
-            tables.save(journal, row)
-        return Incoming(
-            holds=row.lease.holder == self.follower,
-            epoch=row.lease.epoch,
-            lease_ends_at=row.lease.ends_at(now),
-            updates=updates,
-            subscriptions=changes,
-        )
+                    return [transaction_id]
 
     def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
         """Return the messages to this poller, of the payments that are wanted."""
@@ -231,7 +210,8 @@ class StoreChannel:
         return [
             each
             for each in read
-            if each.transaction_id in wanted and (each.error is None or each.transaction_id not in outgoing.tracked)
+            if each.transaction_id in wanted
+            and (each.error is None or each.transaction_id not in outgoing.subscriptions)
         ]
 
     def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Subscription]:

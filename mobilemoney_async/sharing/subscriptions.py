@@ -7,7 +7,7 @@ row counts grow in the order of the commits, and a reader that has read up to a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -114,51 +114,28 @@ def write_subscriptions(
     outgoing: Outgoing,
     *,
     follower: str,
-    at: datetime,
     ahead: timedelta,
-    ended: Container[str] = (),
+    ended: Container[str],
 ) -> list[StatusUpdate]:
-    """Write the payments that a poller follows, and those that it no longer follows, at a time of its host.
+    """Write the payments that a poller follows, and those that it no longer follows.
 
-    The store's clock is `ahead` of that host's. The poller has the messages of those that are `ended`.
+    The store's clock is `ahead` of its host's. The poller has the messages of those that are `ended`.
 
     Returns:
         The final states that are known already: of payments that need not be followed.
     """
-    tracked = {number: each for number, each in outgoing.tracked.items() if number not in ended}
-    known = _known_finals(journal, list(tracked))
-    unknown = {number: each for number, each in tracked.items() if number not in known}
-    if not (unknown or outgoing.withdrawn or outgoing.hinted):
-        return list(known.values())
-    row.subscription_number = number = row.subscription_number + 1
-    own = subscriptions.update().where(subscriptions.c.follower == follower).values(number=number)
-    _change(journal, own.values(until=at - _LONG_AGO), outgoing.withdrawn)
-    _change(journal, subscriptions.delete().where(subscriptions.c.follower == follower), unknown)
-    if unknown:
-        rows = [
-            {
-                "account": journal.account,
-                "transaction_id": each.transaction_id,
-                "follower": each.follower,
-                "number": number,
-                "hinted": 0,
-                "is_new": each.is_new,
-                "has_deadline": each.has_deadline,
-                "tracked_at": each.tracked_at + ahead,
-                "until": each.until + ahead,
-            }
-            for each in unknown.values()
-        ]
-        journal.connection.execute(subscriptions.insert(), rows)
-    _change(journal, own.values(hinted=number), outgoing.hinted)
+    columns, stated = subscriptions.c, outgoing.subscriptions
+    known = _known_finals(journal, [each for each in stated if each not in ended])
+    new = [each for number, each in stated.items() if number not in known and number not in ended]
+    if new:
+        row.subscription_number += 1
+        own = (columns.account == journal.account, columns.follower == follower)
+        for ids in chunks(each.transaction_id for each in new):
+            journal.connection.execute(subscriptions.delete().where(*own, columns.transaction_id.in_(ids)))
+        moved = [attrs.evolve(each, tracked_at=each.tracked_at + ahead, until=each.until + ahead) for each in new]
+        shared = {"account": journal.account, "number": row.subscription_number}
+        journal.connection.execute(subscriptions.insert(), [attrs.asdict(each) | shared for each in moved])
     return list(known.values())
-
-
-def _change(journal: Journal, statement: sa.Update | sa.Delete, ids: Iterable[str]) -> None:
-    """Update or delete the rows of some followed payments."""
-    of_account = statement.where(subscriptions.c.account == journal.account)
-    for some in chunks(ids):
-        journal.connection.execute(of_account.where(subscriptions.c.transaction_id.in_(some)))
 
 
 def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> list[Subscription]:
@@ -179,7 +156,7 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
             tracked_at=row.tracked_at - ahead,
             until=row.until - ahead,
             has_deadline=row.has_deadline,
-            is_hinted=row.hinted > after,
+            is_hinted=row.is_hinted,
         )
         for row in rows
     ]

@@ -616,10 +616,10 @@ class Seats:
 
 
 def turn(seat: StoreChannel, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Incoming]:
-    return seat.sync(Outgoing(**told), wants_lease=wants, wanted=wanted, reads_on=True)
+    return seat.sync(Outgoing(**told), wants_lease=wants, wanted=wanted)
 
 
-def following(seat: StoreChannel, number: str, seconds: float = 60) -> dict[str, Subscription]:
+def following(seat: StoreChannel, number: str, seconds: float = 60, **options: Any) -> dict[str, Subscription]:
     now = utcnow()
     row = Subscription(
         transaction_id=number,
@@ -627,6 +627,7 @@ def following(seat: StoreChannel, number: str, seconds: float = 60) -> dict[str,
         is_new=False,
         tracked_at=now,
         until=now + timedelta(seconds=seconds),
+        **options,
     )
     return {number: row}
 
@@ -640,8 +641,8 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
     """A refusal or an open state from a poller without the lease is dropped; a final state is always believed."""
     refusal = TransactionNotFound("no", status_code=404, code="TRANSACTION_NOT_FOUND")
     async with Seats(store_url) as seats:
-        assert (await turn(seats.one, tracked=following(seats.one, "x"))).holds
-        assert not (await turn(seats.two, tracked=following(seats.two, "x"))).holds
+        assert (await turn(seats.one, subscriptions=following(seats.one, "x"))).holds
+        assert not (await turn(seats.two, subscriptions=following(seats.two, "x"))).holds
         await turn(seats.two, updates=[StatusUpdate(transaction_id="x", error=refusal)])
         await turn(seats.two, updates=[StatusUpdate(transaction_id="x", transaction=row("x", "PENDING"))])
         assert (await turn(seats.one, "x")).updates == []
@@ -687,7 +688,7 @@ async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(sto
             return None if found is None else found.state, connection.execute(endings).scalar_one()
 
         for seat in (seats.one, seats.two):
-            await turn(seat, tracked=following(seat, "x"))
+            await turn(seat, subscriptions=following(seat, "x"))
         given, tried = list[StatusUpdate](), 0
         while not given:
             assert await seats.one.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
@@ -705,18 +706,18 @@ async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(sto
 async def test_the_holder_gets_every_change_once(store_url: str) -> None:
     """A new holder gets all tracked payments, and then each change once."""
     async with Seats(store_url) as seats:
-        assert not (await turn(seats.two, wants=False, tracked=following(seats.two, "x"))).holds
-        learned = await turn(seats.one, tracked=following(seats.one, "y"))
+        assert not (await turn(seats.two, wants=False, subscriptions=following(seats.two, "x"))).holds
+        learned = await turn(seats.one, subscriptions=following(seats.one, "y"))
         assert sorted(each.transaction_id for each in learned.subscriptions) == ["x", "y"]
-        await turn(seats.two, hinted={"x"})
+        await turn(seats.two, subscriptions=following(seats.two, "x", is_hinted=True))
         (change,) = (await turn(seats.one)).subscriptions
         assert (change.transaction_id, change.is_hinted) == ("x", True)
         assert (await turn(seats.one)).subscriptions == []
-        await turn(seats.two, withdrawn={"x"})
+        await turn(seats.two, subscriptions=following(seats.two, "x", seconds=-60))
         (change,) = (await turn(seats.one)).subscriptions
         assert change.until <= utcnow()
         # Given back while a change is unread: it stays with the holder.
-        await turn(seats.two, tracked=following(seats.two, "z"))
+        await turn(seats.two, subscriptions=following(seats.two, "z"))
         assert (await turn(seats.one, wants=False)).holds
         assert not (await turn(seats.one, wants=False)).holds
         taken = await turn(seats.two)
@@ -728,7 +729,7 @@ async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
     """Two merchants in one database have a holder each, and know nothing of each other's payments."""
     one = make_fleet(sqlite_file_url)
     other = StoreChannel(one.database, "another", utcnow=utcnow)
-    assert (await turn(one, tracked=following(one, "x"))).holds
+    assert (await turn(one, subscriptions=following(one, "x"))).holds
     learned = await turn(other, "x")
     assert (learned.holds, list(learned.subscriptions), list(learned.updates)) == (True, [], [])
     one.database.close()
