@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.schema import accounts, changes
+from mobilemoney_async.database.schema import accounts, changes, is_among
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.waiting import Leader, PerLoop, Waiter
 
@@ -27,8 +27,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _POLL = 0.5
 # Seconds until the next attempt to listen.
 _DEAF = 5.0
-# Accounts that are named in the query; for more, all are read.
-_MOST_NAMED = 500
 
 
 @attrs.define(eq=False)
@@ -118,13 +116,10 @@ class ChangeWatch:
         names = {each.account for each in waiters}
 
         def look(connection: sa.Connection) -> tuple[set[str], dict[str, int]]:
-            is_new = sa.select(changes.c.account).where(sa.text("number IS NULL")).distinct()
-            last = sa.select(accounts.c.account, accounts.c.feed_last)
-            if len(names) <= _MOST_NAMED:
-                is_new = is_new.where(changes.c.account.in_(names))
-                last = last.where(accounts.c.account.in_(names))
-            run = connection.execute
-            return set(run(is_new).scalars()), {row.account: row.feed_last for row in run(last)}
+            run, of_change, of_account = connection.execute, changes.c.account, accounts.c.account
+            is_new = sa.select(of_change).where(sa.text("number IS NULL"), is_among(connection, of_change, names))
+            last = sa.select(of_account, accounts.c.feed_last).where(is_among(connection, of_account, names))
+            return set(run(is_new.distinct()).scalars()), {row.account: row.feed_last for row in run(last)}
 
         new, last = await database.read(look)
         for each in waiters:

@@ -178,39 +178,27 @@ class Database:
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
-        if self.dialect == "postgresql":
-            return await self._timed_by_server(work, durable=durable, writes=writes, share_key=share_key)
-        ahead = _ahead_of_the_host()
+        is_server, ahead = self.dialect == "postgresql", _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
 
-        def timed(connection: sa.Connection) -> T:
-            return work(connection, lambda: began_at + pace * (monotonic() - began))
-
-        result = await self._run(Work(timed, writes=writes, durable=durable, share_key=share_key))
-        return result, -ahead
-
-    async def _timed_by_server(
-        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool, share_key: Sequence[str]
-    ) -> tuple[T, float]:
         def timed(connection: sa.Connection) -> tuple[T, float, float]:
             seen = at = 0.0
 
             def clock() -> float:
                 nonlocal seen, at
-                seen = self._read_clock(connection)
+                seen = self._read_clock(connection) if is_server else began_at + pace * (monotonic() - began)
                 at = monotonic()
                 return seen
 
             result = work(connection, clock)
-            if not seen:
-                clock()
+            seen = seen or clock()
             return result, seen, at
 
         result, seen, at = await self._run(Work(timed, writes=writes, durable=durable, share_key=share_key))
         # Everything since, the commit above all, took time of its own.
-        return result, anyio.current_time() - (monotonic() - at) - seen
+        return result, anyio.current_time() - (monotonic() - at) - seen if is_server else -ahead
 
     def time_of_transaction(self, utcnow: Callable[[], datetime]) -> Callable[[sa.Connection], datetime]:
         """Return what tells a transaction the time, where it decides what cannot be taken back: by PostgreSQL's clock.
@@ -340,6 +328,8 @@ class Database:
                 return False
             self._is_prepared = True
         except OF_THE_DATABASE as exc:
+            if is_locked(exc):
+                return False
             raise connections.failure_alone(exc) from None
         finally:
             connections.preparing.release()
@@ -363,7 +353,7 @@ class Database:
             with engine.connect() as connection, connection.execution_options(mobilemoney_writes=True).begin():
                 return schema.make_tables(connection)
         except sa.exc.DBAPIError as exc:
-            if not (is_locked(exc) or is_conflict(exc)):
+            if not is_conflict(exc):
                 raise
             return False
         finally:

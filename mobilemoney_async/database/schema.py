@@ -7,7 +7,7 @@ SQLite has no decimals.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -392,6 +392,16 @@ def _made(table: sa.Table, dialect: str) -> Any:
 @functools.cache
 def _locked(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(*(each == sa.bindparam(each.name) for each in table.primary_key)).with_for_update()
+
+
+def is_among(connection: sa.Connection, column: sa.Column[str], names: Collection[str]) -> sa.ColumnElement[bool]:
+    """Return a condition for the rows of some names.
+
+    One array on PostgreSQL: its driver takes longer to read hundreds of parameters than the server for the statement.
+    """
+    if connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.literal([*names], postgresql.ARRAY(sa.Text)))
+    return column.in_(names)
 
 
 def require_known(found: int) -> None:

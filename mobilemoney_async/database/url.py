@@ -6,7 +6,6 @@ import functools
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import can_encode, hide_text, missing_extra, refuse, url_shape
 
 PATIENCE = 10
@@ -257,8 +255,8 @@ def _on_connect(connection: Any, record: object, *, file: str, patience: float) 
     _open[id(connection)] = file
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
-    _use_wal(connection)
-    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+    # SQLite itself does not wait here if several processes make the database at once: `Database.open` tries again.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
@@ -297,20 +295,6 @@ def _replace_sessions(context: sa.engine.ExceptionContext) -> None:
     state = getattr(context.original_exception, "sqlstate", None) or ""
     if state == "25006" or state[:2] == "08" or state[:4] == "57P0":
         context.is_disconnect = True
-
-
-def _use_wal(connection: Any) -> None:
-    """Set the journal mode. SQLite itself does not wait here if several processes make the database at once."""
-    until = monotonic() + PATIENCE
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL").close()
-        except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > until:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _on_begin(connection: sa.Connection) -> None:

@@ -20,13 +20,12 @@ from typing import Any
 import anyio
 import attrs
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database, own_thread
-from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, leases, stores
+from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, is_among, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
 from mobilemoney_async.payments.records.due import Work, accounts_with_work
@@ -42,8 +41,6 @@ TTL = 7.0
 _MARGIN = 1.0
 # Seconds between two looks for work, and for giving claims back at the end.
 _LOOK, _SHIELD = 2.0, 10.0
-# Renewals in a row after which a lock is no other host's.
-_LOCKED_LONG = 3
 _FREE: dict[str, Any] = {"host": None, "until": 0.0}
 
 _claim = account_claims.c
@@ -59,7 +56,6 @@ class Claim:
         host: Name of this host.
         until: When it ends unless it is renewed, on the event loop's clock.
         work: The work that is due in the account.
-        has_rivals: Whether there were other hosts when it was renewed last.
         poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
         ttl: Seconds for which the host has it after each renewal.
     """
@@ -68,7 +64,6 @@ class Claim:
     host: str
     until: float
     work: Work
-    has_rivals: bool = False
     poller: tuple[str, int, int] | None = None
     ttl: float = TTL
     _changed: Signal = attrs.field(factory=Signal)
@@ -76,8 +71,7 @@ class Claim:
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now."""
         if anyio.current_time() >= self.until:
-            said = "another host may serve this account by now"
-            said = said if self.has_rivals else "the account's claim has ended: the store was not reached for too long"
+            said = "the account's claim has ended: the store was not reached for too long"
             raise ClaimEndedError(said, outcome="not_sent")
 
     def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
@@ -114,7 +108,6 @@ class Renewal:
     lost: Sequence[Claim]
     surplus: int
     looks: bool  # this host makes the next look for work
-    has_rivals: bool  # there are other hosts
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +123,6 @@ class _Found:
     pollers: dict[str, tuple[str, int, int]]
     surplus: int
     looks: bool
-    has_rivals: bool
 
 
 class Claims:
@@ -142,7 +134,6 @@ class Claims:
         self._utcnow = utcnow
         self.host: str = uuid.uuid4().hex
         self.held: dict[str, Claim] = {}
-        self._locked: dict[str, int] = {}  # for how many renewals, by account
 
     async def require_service(self, address: str) -> None:
         """Note the address of the service that all workers of the store serve, unless one is noted.
@@ -174,30 +165,71 @@ class Claims:
         """
         began, kept = anyio.current_time(), {each: self.held[each] for each in self.held if each not in given_back}
         pollers = [claim.poller[0] for claim in kept.values() if claim.poller is not None]
-        work = partial(
-            _renew, host=self.host, held=sorted(kept), pollers=pollers, given_back=sorted(given_back), most=most
-        )
         with own_thread():
-            found, _ = await self._database.timed(work)
+            found, _ = await self._database.timed(
+                lambda connection, clock: self._renew(
+                    connection, clock(), sorted(kept), pollers, given_back=sorted(given_back), most=most
+                )
+            )
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]
-        self._locked = {account: self._locked.get(account, 0) + 1 for account in found.locked}
-        for account, times in self._locked.items():
-            if times == _LOCKED_LONG:
-                logger.warning("another transaction has locked the claim of account %r, which ends like that", account)
         for claim in lost:
             claim.until, claim.poller = -math.inf, None
         self.held = {account: claim for account, claim in kept.items() if account in found.kept}
         for account, claim in self.held.items():
-            claim.has_rivals = found.has_rivals
             if account not in found.locked:
                 claim.until = until
             if claim.poller is not None:
                 claim.poller = found.pollers.get(account)
             claim.note_work(Work(found.kept[account]))
-        new = [Claim(each, self.host, until, Work(due), found.has_rivals) for each, due in found.new.items()]
+        new = [Claim(each, self.host, until, Work(due)) for each, due in found.new.items()]
         self.held |= {claim.account: claim for claim in new}
-        return Renewal(new, lost, found.surplus, found.looks, found.has_rivals)
+        return Renewal(new, lost, found.surplus, found.looks)
+
+    def _renew(
+        self,
+        connection: sa.Connection,
+        now: float,
+        held: Sequence[str],
+        pollers: Sequence[str],
+        *,
+        given_back: Sequence[str],
+        most: int,
+    ) -> _Found:
+        """Renew, give back and claim accounts; `pollers` are those whose leases are renewed along with that."""
+        run, host, is_own = connection.execute, self.host, _claim.host == self.host
+        living = {row.host: row.looked_at for row in run(sa.select(hosts).where(hosts.c.until > now))}
+        # Not before the next one is due, unless the clock was set back since.
+        looks = most > 0 and not any(now - _LOOK < looked_at <= now + SETBACK for looked_at in living.values())
+        _note_host(connection, host, {"until": now + TTL} | ({"looked_at": now} if looks else {}), takes_some=most > 0)
+        if given_back:
+            is_given = is_among(connection, _claim.account, given_back)
+            run(account_claims.update().where(_unlocked(account_claims, is_given, is_own)).values(_FREE))
+        kept, locked, seen = dict[str, int](), frozenset[str](), dict[str, tuple[str, int, int]]()
+        if held:
+            is_held = is_among(connection, _claim.account, held)
+            renewed = account_claims.update().where(_unlocked(account_claims, is_held, is_own)).values(until=now + TTL)
+            kept = {row.account: row.work for row in run(renewed.returning(_claim.account, _claim.work))}
+            if len(kept) < len(held):
+                rest = sa.select(account_claims).where(is_held, is_own)
+                others = {row.account: row.work for row in run(rest) if row.account not in kept}
+                kept, locked = kept | others, frozenset(others)
+        if pollers:
+            here, lease = leases.c, {"until": now + TTL, "written": now}
+            accounts, holders = (is_among(connection, *some) for some in ((here.account, held), (here.holder, pollers)))
+            is_poller = (here.name == "poller", accounts, holders)
+            # One that is locked renews itself, or gives its lease back.
+            run(leases.update().where(_unlocked(leases, *is_poller)).values(lease))
+            rows = run(
+                sa.select(here.account, here.holder, here.subscription_number, here.message_number).where(*is_poller)
+            )
+            seen = {row.account: (row.holder, row.subscription_number, row.message_number) for row in rows}
+        new, surplus = dict[str, int](), 0
+        if most > 0:
+            shares = _shares(connection, {*living, host}, now)
+            new = _claim_all(connection, host, list(islice(shares.allotted(host), most)), now)
+            surplus = shares.surplus(host)
+        return _Found(kept=kept, locked=locked, new=new, pollers=seen, surplus=surplus, looks=looks)
 
     async def look(self) -> None:
         """Look for the accounts in which work is due, for all hosts.
@@ -219,53 +251,6 @@ class Claims:
             connection.execute(hosts.delete().where(_unlocked(hosts, hosts.c.host == self.host)))
 
         await shielded(partial(self._database.write, work, durable=False), timeout=_SHIELD, ignored=StoreError)
-
-
-def _renew(
-    connection: sa.Connection,
-    clock: Clock,
-    *,
-    host: str,
-    held: Collection[str],
-    pollers: Collection[str],
-    given_back: Collection[str],
-    most: int,
-) -> _Found:
-    """Renew, give back and claim accounts of a host; `pollers` are those whose leases are renewed along with that."""
-    run, is_own, now = connection.execute, _claim.host == host, clock()
-    living = {row.host: row.looked_at for row in run(sa.select(hosts).where(hosts.c.until > now))}
-    # Not before the next one is due, unless the clock was set back since.
-    looks = most > 0 and not any(now - _LOOK < looked_at <= now + SETBACK for looked_at in living.values())
-    _note_host(connection, host, {"until": now + TTL} | ({"looked_at": now} if looks else {}), takes_some=most > 0)
-    if given_back:
-        is_given = _is_among(connection, _claim.account, given_back)
-        run(account_claims.update().where(_unlocked(account_claims, is_given, is_own)).values(_FREE))
-    kept, locked, seen = dict[str, int](), frozenset[str](), dict[str, tuple[str, int, int]]()
-    if held:
-        is_held = _is_among(connection, _claim.account, held)
-        renewed = account_claims.update().where(_unlocked(account_claims, is_held, is_own)).values(until=now + TTL)
-        kept = {row.account: row.work for row in run(renewed.returning(_claim.account, _claim.work))}
-        if len(kept) < len(held):
-            rest = sa.select(account_claims).where(is_held, is_own)
-            others = {row.account: row.work for row in run(rest) if row.account not in kept}
-            kept, locked = kept | others, frozenset(others)
-    if pollers:
-        here, lease = leases.c, {"until": now + TTL, "written": now}
-        accounts, holders = (_is_among(connection, *some) for some in ((here.account, held), (here.holder, pollers)))
-        is_poller = (here.name == "poller", accounts, holders)
-        # One that is locked renews itself, or gives its lease back.
-        run(leases.update().where(_unlocked(leases, *is_poller)).values(lease))
-        rows = run(
-            sa.select(here.account, here.holder, here.subscription_number, here.message_number).where(*is_poller)
-        )
-        seen = {row.account: (row.holder, row.subscription_number, row.message_number) for row in rows}
-    new, surplus = dict[str, int](), 0
-    if most > 0:
-        shares = _shares(connection, {*living, host}, now)
-        new = _claim_all(connection, host, list(islice(shares.allotted(host), most)), now)
-        surplus = shares.surplus(host)
-    has_rivals = bool(living.keys() - {host})
-    return _Found(kept=kept, locked=locked, new=new, pollers=seen, surplus=surplus, looks=looks, has_rivals=has_rivals)
 
 
 def _note_host(connection: sa.Connection, host: str, row: dict[str, float], *, takes_some: bool) -> None:
@@ -318,16 +303,6 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
         run(table.update().where(is_late).values(until=now + TTL))
     run(account_claims.delete().where(_unlocked(account_claims, ~_HAS_WORK, _claim.until <= now)))
     run(hosts.delete().where(_unlocked(hosts, hosts.c.until <= now)))
-
-
-def _is_among(connection: sa.Connection, column: sa.Column[str], names: Collection[str]) -> sa.ColumnElement[bool]:
-    """Return a condition for the rows of some names.
-
-    One array on PostgreSQL: its driver takes longer to read hundreds of parameters than the server for the statement.
-    """
-    if connection.dialect.name == "postgresql":
-        return column == sa.any_(sa.literal([*names], postgresql.ARRAY(sa.Text)))
-    return column.in_(names)
 
 
 def _unlocked(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

@@ -127,9 +127,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         renewal = await self._claims.renew(given_back=given_back, most=most)
         self._given_back -= given_back
         if renewal.lost:
-            said = "other hosts serve %d accounts of this one by now: it was away"
-            said = said if renewal.has_rivals else "the claims to %d accounts have ended: this host was away"
-            logger.warning(said, len(renewal.lost))
+            logger.warning("the claims to %d accounts have ended: this host was away", len(renewal.lost))
         for claim in renewal.lost:
             if claim.account in self._served:
                 self._served[claim.account].cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -70,10 +71,11 @@ def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
     )
     rows = {row.account: row for row in connection.execute(sa.select(accounts, pending.label("pending")))}
     found: list[AccountStatus] = []
-    for account in sorted({*rows, *queued, *unidentified}):  # what is only queued has no row yet
-        row = rows.get(account)
+    none = SimpleNamespace(**dict.fromkeys(accounts.c.keys()), pending=0)
+    for account in sorted({*rows, *queued, *unidentified}):
+        row = rows.get(account, none)  # what is only queued has no row yet
         counts = {
-            "pending": 0 if row is None else row.pending,
+            "pending": row.pending,
             "unknown": unidentified.get(account, 0) + contradicted.get(account, 0),
             "unmatched": unmatched.get(account, 0),
             "queued": queued.get(account, 0),
@@ -87,14 +89,14 @@ def _count(connection: sa.Connection, *where: Any) -> Mapping[str, int]:
     return {row.account: row.number for row in connection.execute(statement)}
 
 
-def _status(account: str, row: sa.Row[Any] | None, counts: Mapping[str, int], now: datetime) -> AccountStatus:
-    is_paused = row is not None and row.paused is not None and not (row.paused_until and row.paused_until <= now)
+def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) -> AccountStatus:
+    is_paused = row.paused is not None and not (row.paused_until and row.paused_until <= now)
     state = AccountState.ACTIVE
-    if row is not None and row.state is not None:  # a state of a later release pays nothing either
+    if row.state is not None:  # a state of a later release pays nothing either
         state = AccountState.REMOVED if row.state == AccountState.REMOVED else AccountState.SUSPENDED
-    is_failing = row is not None and row.error_at is not None and row.error_at > now - _FAILING
+    is_failing = row.error_at is not None and row.error_at > now - _FAILING
     # The first payment after a pause is compared in seconds.
-    is_behind = row is not None and row.due_since is not None and row.due_since < now - _COMPARING
+    is_behind = row.due_since is not None and row.due_since < now - _COMPARING
     reasons: Sequence[tuple[AccountNeed, object]] = (
         (AccountNeed.UNMATCHED, counts["unmatched"]),
         (AccountNeed.UNKNOWN, counts["unknown"]),
@@ -107,11 +109,11 @@ def _status(account: str, row: sa.Row[Any] | None, counts: Mapping[str, int], no
     return AccountStatus(
         account=account,
         state=state,
-        note=None if row is None else row.state_note,
-        state_at=None if row is None else row.state_at,
-        paused=row.paused if is_paused and row is not None else None,
-        last_error=None if row is None else row.error,
-        last_error_at=None if row is None else row.error_at,
+        note=row.state_note,
+        state_at=row.state_at,
+        paused=row.paused if is_paused else None,
+        last_error=row.error,
+        last_error_at=row.error_at,
         needs=tuple(need for need, is_so in reasons if is_so),
         **counts,
     )

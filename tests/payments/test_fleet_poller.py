@@ -781,8 +781,8 @@ async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
             until=began - wrong + timedelta(seconds=60),
         )
     }
-    await turn(one, wants=False, tracked={"x": rows["x"]})
-    await turn(other, wants=False, tracked={"y": rows["y"]})
+    await turn(one, wants=False, subscriptions={"x": rows["x"]})
+    await turn(other, wants=False, subscriptions={"y": rows["y"]})
     for seat, ahead in ((one, timedelta()), (other, wrong)):
         learned = await turn(seat)
         assert sorted(each.transaction_id for each in learned.subscriptions) == ["x", "y"]
