@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from mobilemoney_async import AsyncClient, PaymentChange, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, PaymentChange, PaymentRecord, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.contrib.fastapi import (
     BackendDependency,
     callback_router,
@@ -51,7 +51,7 @@ class Cart(BaseModel):
     phone_number: str
 
 
-async def place_order(session: AsyncSession, store: SQLStore, number: str, cart: Cart) -> None:
+async def place_order(session: AsyncSession, store: SQLStore, number: str, cart: Cart) -> PaymentRecord:
     """Record order and payment in the transaction of the session: both, or none."""
     phone_number, price = tanzanian(cart.phone_number), PRICES[cart.item]  # 0788 500 000, as customers type it
     if await session.get(Order, number) is None:
@@ -61,7 +61,7 @@ async def place_order(session: AsyncSession, store: SQLStore, number: str, cart:
             raise TooManyPrompts("too many new orders for this phone number", retry_after=WITHIN.total_seconds())
         order = {"id": number, "item": cart.item, "price": price, "phone_number": phone_number}
         await session.execute(insert(Order).values(order).on_conflict_do_nothing())  # of two clicks at once
-    await session.run_sync(
+    return await session.run_sync(
         lambda connection: store.enqueue(
             connection,
             type="collection",
@@ -82,8 +82,8 @@ async def book(session: AsyncSession, change: PaymentChange) -> None:
         order.state = "paid"
         shipment = insert(Shipment).values(order_id=order.id, booked_by=os.getpid())
         await session.execute(shipment.on_conflict_do_nothing())
-    elif change.state in {"FINAL", "CANCELLED", "NOT_SENT"}:
-        order.state = "unpaid"  # a NOT_SENT one is paid by the next click
+    elif change.state in {"FINAL", "CANCELLED", "NOT_SENT", "REFUSED", "RELEASED"}:
+        order.state = "unpaid"  # not FINAL or CANCELLED: paid by the next click
 
 
 async def book_changes(client: AsyncClient, sessions: async_sessionmaker[AsyncSession]) -> int:
@@ -152,7 +152,9 @@ def create_app(make_client: Callable[..., AsyncClient] = AsyncClient.from_env, *
     @app.post("/orders/{number}")
     async def pay(number: OrderNumber, cart: Cart, request: Request, backend: BackendDependency) -> Response:
         async with request.app.state.sessions.begin() as session:
-            await place_order(session, store, number, cart)
+            payment = await place_order(session, store, number, cart)
+        if payment.state == "RELEASED":  # it was lost, and staff has said so: only a create sends it, after a last look
+            await backend.collect(number, phone_number=payment.phone_number, amount=payment.amount)
         return status_response(await backend.status(number))  # 202: the dispatcher of one of the workers sends it
 
     @app.get("/orders/{number}")

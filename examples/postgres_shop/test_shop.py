@@ -7,7 +7,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from conftest import Open
+from models import URL
 
+from mobilemoney_async import OutcomeUnknown, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +75,21 @@ async def test_the_service_is_away_for_a_minute(
     open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
 ) -> None:
     mobilemoney_sandbox.script(faults.refused(), times=10)
+    async with open_shop() as browser:
+        assert (await pay(browser, "0780 000 789")).status_code == 202
+        assert await settled(browser) == "succeeded"
+    assert len(mobilemoney_sandbox.transactions) == len(rows(database, "SELECT * FROM shipments")) == 1
+
+
+async def test_a_lost_payment_is_paid_by_the_next_click_once_staff_has_looked(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    mobilemoney_sandbox.script(faults.drop(processed=False))  # the request is lost
+    store = SQLStore(URL.render_as_string(hide_password=False), grace=0)  # 0 for the test
+    async with mobilemoney_sandbox.client(store=store) as staff:
+        with pytest.raises(OutcomeUnknown):
+            await staff.collections.create("+255780000789", 15_000, idempotency_key=ORDER)
+        await staff.payments.confirm_absent(ORDER, note="Asha looked: mobilemoney payments confirm-absent")
     async with open_shop() as browser:
         assert (await pay(browser, "0780 000 789")).status_code == 202
         assert await settled(browser) == "succeeded"
