@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mobilemoney_async import AsyncClient
+from tests.payments import second_world
 from tests.payments.service import World, make_world
 from tests.support.databases import Postgres, postgres, sqlite_url
 
@@ -78,9 +79,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def world(store_url: str) -> World:
-    """A merchant, the sandbox as its service, and a store of each kind; in the test's loop, whose clock they follow."""
-    return make_world(store_url)
+async def world(request: pytest.FixtureRequest, store_url: str) -> World | second_world.World:
+    """A merchant, a service, and a store of each kind; in the test's loop, whose clock they follow.
+
+    The service is the sandbox, or the second one where the test's module imports `World` of `second_world`.
+    """
+    kind = request.function.__globals__.get("World")
+    return second_world.make_world(store_url) if kind is second_world.World else make_world(store_url)
 
 
 @pytest.fixture

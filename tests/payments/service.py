@@ -30,6 +30,10 @@ TWO_MINUTES = 121.0
 
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 """For tests of what does not depend on the loop: one of them is enough."""
+on_sqlite = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+"""For tests of what does not depend on the database."""
+on_one = pytest.mark.parametrize(("anyio_backend", "store_url"), [("asyncio", "sqlite")], indirect=True)
+"""For tests of what depends on neither."""
 
 Hook: TypeAlias = Callable[[httpx.Request], Awaitable[None] | None]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mobilemoney_async import InvalidRequest, SQLStore
+from mobilemoney_async import AsyncClient, InvalidRequest, SQLStore
 from mobilemoney_async.payments.payouts.rows import read_rows
 from mobilemoney_async.values import normalise_amount, normalise_phone_number
-from tests.payments.second_world import BOTH, Order, make_world, number
+from tests.payments.second_world import BOTH, Order, World, number
 
 NUMBER = "+255681234567"
 HEADER = "phone_number,amount,name"
@@ -120,24 +120,22 @@ KEYS += ["\ufefforder-9", "order-9\u200b", "order\u202e9", "\u00a0order-9", "ord
 
 
 @BOTH
-async def test_a_key_that_looks_like_another_is_refused_everywhere(store_url: str) -> None:
+async def test_a_key_that_looks_like_another_is_refused_everywhere(world: World, client: AsyncClient) -> None:
     """White space around it, line ends, control characters and invisible marks would make a second payment."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.pay(client, [Order("order-9", "collections", number(1))])
-        for key in KEYS:
-            payment: dict[str, Any] = {"phone_number": number(1), "amount": 5000, "idempotency_key": key}
-            with pytest.raises(InvalidRequest, match="idempotency_key must be"):
-                await client.collections.create(**payment)
-            with pytest.raises(InvalidRequest, match="idempotency_key must be"):
-                await client.payments.enqueue(type="collection", **payment)
-            with pytest.raises(InvalidRequest, match="key must be"):
-                await client.payouts.propose(
-                    [{"phone_number": number(1), "amount": 5000, "key": key}], name="July", by="Asha"
-                )
-            with pytest.raises(InvalidRequest, match="keys must be"):
-                await client.payments.recover({key: "t-1"}, note="from the books")
-        assert world.service.posts == 1
+    await world.pay(client, [Order("order-9", "collections", number(1))])
+    for key in KEYS:
+        payment: dict[str, Any] = {"phone_number": number(1), "amount": 5000, "idempotency_key": key}
+        with pytest.raises(InvalidRequest, match="idempotency_key must be"):
+            await client.collections.create(**payment)
+        with pytest.raises(InvalidRequest, match="idempotency_key must be"):
+            await client.payments.enqueue(type="collection", **payment)
+        with pytest.raises(InvalidRequest, match="key must be"):
+            await client.payouts.propose(
+                [{"phone_number": number(1), "amount": 5000, "key": key}], name="July", by="Asha"
+            )
+        with pytest.raises(InvalidRequest, match="keys must be"):
+            await client.payments.recover({key: "t-1"}, note="from the books")
+    assert world.service.posts == 1
 
 
 def test_a_key_in_a_file_is_stripped_as_every_cell_is() -> None:

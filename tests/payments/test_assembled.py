@@ -14,7 +14,7 @@ from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import acknowledgement_answer
-from tests.payments.service import World, make_world
+from tests.payments.service import World, make_world, on_sqlite
 from tests.support.patience import PATIENCE
 
 
@@ -67,14 +67,13 @@ async def test_two_processes_share_login_limit_and_poller(
     assert not [request for request in sandbox.requests if request.code == "RATE_LIMIT_EXCEEDED"]
 
 
-async def test_a_shared_limiter_is_not_shared_twice(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_shared_limiter_is_not_shared_twice(world: World, client: AsyncClient) -> None:
     """A limiter that was made shared by one client may be given to another."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        limiter = client._pipeline.limiter
-        assert isinstance(limiter, SharedLimiter)
-        async with world.client(rate_limiter=limiter) as other:
-            assert other._pipeline.limiter is limiter
+    limiter = client._pipeline.limiter
+    assert isinstance(limiter, SharedLimiter)
+    async with world.client(rate_limiter=limiter) as other:
+        assert other._pipeline.limiter is limiter
 
 
 class Slow(httpx.AsyncBaseTransport):

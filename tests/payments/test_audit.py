@@ -45,9 +45,8 @@ def change(world: World, key: str, **values: Any) -> None:
     edit(world.url, payments.update().where(payments.c.key == key).values(values))
 
 
-async def test_books_that_agree_are_clean_and_come_with_their_totals(store_url: str) -> None:
+async def test_books_that_agree_are_clean_and_come_with_their_totals(world: World) -> None:
     """By type, status and settlement batch, with gross, fees and net."""
-    world = make_world(store_url)
     async with world.client() as client:
         await pay(client, 1000, 2000)
         await finish(client)
@@ -63,9 +62,8 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(store_url: 
 
 
 @pytest.mark.costly("runs lines of payments/audit/report.py, payments/audit/audit.py that no quick test runs")
-async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: str) -> None:
+async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World) -> None:
     """A stranger, a second payment, another state, another amount, an unknown result, a transaction that is gone."""
-    world = make_world(store_url)
     async with world.client() as client, world.client(store=world.store(account="other system")) as other:
         await pay(client, 1000, 2000, 3000, 6000)
         await finish(client)
@@ -98,30 +96,26 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: s
     assert PHONE_NUMBER not in repr(report)
 
 
-async def test_a_list_that_cannot_be_read_as_a_whole_is_not_clean(store_url: str) -> None:
+async def test_a_list_that_cannot_be_read_as_a_whole_is_not_clean(world: World, client: AsyncClient) -> None:
     """And nothing is called missing because of it."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, 1000, 2000)
-        world.sandbox.script(faults.list_lag(3600), on="GET transactions", times=100)
-        report = await audit(world, client)
+    await pay(client, 1000, 2000)
+    world.sandbox.script(faults.list_lag(3600), on="GET transactions", times=100)
+    report = await audit(world, client)
     assert {str(each.kind) for each in report.differences} <= {"incomplete"}
 
 
-async def test_other_days_are_not_compared(store_url: str) -> None:
+async def test_other_days_are_not_compared(world: World, client: AsyncClient) -> None:
     """Nor is anything changed."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await pay(client, 1000)
-        yesterday = world.utcnow().date() - timedelta(days=1)
-        before = await client.payments.list()
-        report = await client.payments.audit(from_date=yesterday, to_date=yesterday)
-        assert (report.is_clean, report.payments, report.transactions) == (True, 0, 0)
-        assert await client.payments.list() == before
-        wrong: list[tuple[Any, Any]] = [("2026-01-01", yesterday), (yesterday, world.utcnow()), (date.max, yesterday)]
-        for first, last in wrong:
-            with pytest.raises(InvalidRequest):
-                await client.payments.audit(from_date=first, to_date=last)
+    await pay(client, 1000)
+    yesterday = world.utcnow().date() - timedelta(days=1)
+    before = await client.payments.list()
+    report = await client.payments.audit(from_date=yesterday, to_date=yesterday)
+    assert (report.is_clean, report.payments, report.transactions) == (True, 0, 0)
+    assert await client.payments.list() == before
+    wrong: list[tuple[Any, Any]] = [("2026-01-01", yesterday), (yesterday, world.utcnow()), (date.max, yesterday)]
+    for first, last in wrong:
+        with pytest.raises(InvalidRequest):
+            await client.payments.audit(from_date=first, to_date=last)
 
 
 class Service(httpx.AsyncBaseTransport):
@@ -153,9 +147,8 @@ class Service(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.costly("runs lines of payments/audit/audit.py that no quick test runs")
-async def test_the_days_of_the_service_may_begin_at_another_hour(store_url: str) -> None:
+async def test_the_days_of_the_service_may_begin_at_another_hour(world: World) -> None:
     """Payments of the hours between are compared in the list of the next day, and none is called missing."""
-    world = make_world(store_url)
     service = Service(world.line)
     service.zone = timedelta(hours=3)  # Dar es Salaam's
     async with world.client(transport=service) as client:
@@ -175,9 +168,8 @@ async def test_the_days_of_the_service_may_begin_at_another_hour(store_url: str)
     assert {(str(each.kind), each.key) for each in report.differences} == {("content", "k103"), ("missing", "k104")}
 
 
-async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(store_url: str) -> None:
+async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(world: World) -> None:
     """Only what contradicts is: another amount, number, type, currency or merchant, each in words."""
-    world = make_world(store_url)
     service = Service(world.line)
     async with world.client(transport=service) as client:
         await pay(client, 1000, 2000)
@@ -204,9 +196,8 @@ async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_di
 
 
 @pytest.mark.slow
-async def test_explained_transactions_and_those_of_other_systems_are_no_differences(store_url: str) -> None:
+async def test_explained_transactions_and_those_of_other_systems_are_no_differences(world: World) -> None:
     """With `sole_writer=False`, only what fits a payment of yours within a day is one."""
-    world = make_world(store_url)
     sole, shared = world.store(grace=1), world.store(grace=1, sole_writer=False)
     async with world.client(store=sole) as client, world.client(store=world.store(account="till")) as other:
         await pay(client, 1000)
@@ -223,9 +214,8 @@ async def test_explained_transactions_and_those_of_other_systems_are_no_differen
 
 
 @pytest.mark.slow
-async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(store_url: str) -> None:
+async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(world: World) -> None:
     """A customer who pays again after a failure, or again next week, has not paid twice."""
-    world = make_world(store_url)
     failing: dict[str, Any] = {"phone_number": "+255780000039", "amount": 1000}
     till = world.store(account="till", sole_writer=False)
     async with world.client() as client, world.client(store=till) as other:
@@ -295,9 +285,8 @@ async def test_what_is_on_its_way_or_ends_while_the_list_is_read_is_as_it_should
     assert [(str(each.kind), each.reason) for each in report.differences] == []
 
 
-async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_missing(store_url: str) -> None:
+async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_missing(world: World) -> None:
     """Nor does a transaction that cannot be looked up end the audit."""
-    world = make_world(store_url)
     service = Service(world.line)
     async with world.client(transport=service) as client:
         await pay(client, 1000, 2000, 3000)
@@ -309,9 +298,8 @@ async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_miss
         assert kinds == {"incomplete"}
 
 
-async def test_totals_are_exact_and_of_this_merchant_alone(store_url: str) -> None:
+async def test_totals_are_exact_and_of_this_merchant_alone(world: World) -> None:
     """To the last of twenty digits; rows of another merchant are not counted."""
-    world = make_world(store_url)
     service = Service(world.line)
     async with world.client(transport=service) as client:
         await pay(client, 1, 2, 3)
@@ -323,14 +311,12 @@ async def test_totals_are_exact_and_of_this_merchant_alone(store_url: str) -> No
 
 
 @pytest.mark.slow
-async def test_a_day_costs_its_pages(store_url: str) -> None:
+async def test_a_day_costs_its_pages(world: World, client: AsyncClient) -> None:
     """A request for a hundred transactions, and a few more, in the lane that gives way to all others."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        async with anyio.create_task_group() as tasks:
-            for amount in range(1, 202):
-                tasks.start_soon(pay, client, amount)
-        world.line.paths.clear()
-        report = await audit(world, client)
+    async with anyio.create_task_group() as tasks:
+        for amount in range(1, 202):
+            tasks.start_soon(pay, client, amount)
+    world.line.paths.clear()
+    report = await audit(world, client)
     assert (report.transactions, [*report.differences]) == (201, [])
     assert len(world.line.paths) <= 3 + 3

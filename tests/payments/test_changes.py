@@ -19,7 +19,7 @@ from mobilemoney_async.payments.feed.changes import prune_changes
 from mobilemoney_async.payments.feed.consumers import MOST_TRIES
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, record_seen, rows, write
+from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, on_sqlite, record_seen, rows, write
 
 
 async def pay(client: AsyncClient, *keys: str) -> None:
@@ -217,20 +217,19 @@ async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sql
     ]
 
 
-async def test_a_change_whose_handler_ends_the_process_comes_again_later(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_change_whose_handler_ends_the_process_comes_again_later(client: AsyncClient) -> None:
     """After a pause, while other payments go on; at once, where the reader was closed."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a", "b")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+    await pay(client, "a", "b")
+    async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+        assert (await anext(feed)).key == "a"
+    dead = client.payments.changes(consumer="books")
+    assert (await anext(dead)).key == "a"
+    async with aclosing(client.payments.changes(consumer="books")) as feed:
+        with anyio.fail_after(90):
+            assert (await anext(feed)).key == "b"
+            await (await anext(feed)).done()
             assert (await anext(feed)).key == "a"
-        dead = client.payments.changes(consumer="books")
-        assert (await anext(dead)).key == "a"
-        async with aclosing(client.payments.changes(consumer="books")) as feed:
-            with anyio.fail_after(90):
-                assert (await anext(feed)).key == "b"
-                await (await anext(feed)).done()
-                assert (await anext(feed)).key == "a"
 
 
 async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(world: World) -> None:
@@ -272,37 +271,37 @@ async def test_closing_one_consumer_leaves_the_others_of_its_process_alone(sqlit
         await kept.done()
 
 
-async def test_a_consumer_that_has_failed_at_everything_is_not_behind(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_consumer_that_has_failed_at_everything_is_not_behind(client: AsyncClient) -> None:
     """Its payments lag behind, the consumer does not: it would hold back the pruning of the feed."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a", "b")
-        feed = client.payments.changes(consumer="books", start="oldest")
-        for key in ("a", "b"):
-            change = await anext(feed)
-            assert (change.key, change.state) == (key, PaymentState.SENDING)
-            await change.failed("out of order")
-        (consumer,) = await client.payments.consumers()
-        assert (consumer.behind, consumer.lagging) == (1, ("a", "b"))
-        await pay(client, "c")
-        for state in (PaymentState.SENDING, PaymentState.ACKNOWLEDGED):
-            change = await anext(feed)
-            assert (change.key, change.state) == ("c", state)
-            await change.done()
-        (consumer,) = await client.payments.consumers()
-        assert (consumer.behind, consumer.lagging) == (0, ("a", "b"))
-
-
-async def test_a_transaction_that_was_forgotten_since_may_fail_like_any_other(sqlite_file_url: str) -> None:
-    """Explained ones are thinned after thirty days: their changes have neither a payment nor a transaction."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await write(world, lambda journal: journal.publish_unclaimed("tx-9", "SUCCESS", at=world.utcnow()))
-        feed = client.payments.changes(consumer="books", start="oldest")
+    await pay(client, "a", "b")
+    feed = client.payments.changes(consumer="books", start="oldest")
+    for key in ("a", "b"):
         change = await anext(feed)
-        assert (change.key, change.transaction) == (None, None)
-        await change.failed("unknown to the books")
-        (consumer,) = await client.payments.consumers()
+        assert (change.key, change.state) == (key, PaymentState.SENDING)
+        await change.failed("out of order")
+    (consumer,) = await client.payments.consumers()
+    assert (consumer.behind, consumer.lagging) == (1, ("a", "b"))
+    await pay(client, "c")
+    for state in (PaymentState.SENDING, PaymentState.ACKNOWLEDGED):
+        change = await anext(feed)
+        assert (change.key, change.state) == ("c", state)
+        await change.done()
+    (consumer,) = await client.payments.consumers()
+    assert (consumer.behind, consumer.lagging) == (0, ("a", "b"))
+
+
+@on_sqlite
+async def test_a_transaction_that_was_forgotten_since_may_fail_like_any_other(
+    world: World, client: AsyncClient
+) -> None:
+    """Explained ones are thinned after thirty days: their changes have neither a payment nor a transaction."""
+    await write(world, lambda journal: journal.publish_unclaimed("tx-9", "SUCCESS", at=world.utcnow()))
+    feed = client.payments.changes(consumer="books", start="oldest")
+    change = await anext(feed)
+    assert (change.key, change.transaction) == (None, None)
+    await change.failed("unknown to the books")
+    (consumer,) = await client.payments.consumers()
     assert consumer.lagging == ("tx-9",)
 
 
@@ -358,34 +357,35 @@ async def finish(client: AsyncClient) -> None:
 
 
 @pytest.mark.slow
-async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_ended(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_ended(
+    world: World, client: AsyncClient
+) -> None:
     """Never what is not final, never what a consumer has not handled."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a")
-        await finish(client)
-        await pay(client, "b")
-        later = world.utcnow() + timedelta(days=100)
+    await pay(client, "a")
+    await finish(client)
+    await pay(client, "b")
+    later = world.utcnow() + timedelta(days=100)
 
-        def prune(journal: Journal) -> list[tuple[str, str]]:
-            prune_changes(journal, later - timedelta(days=90))
-            rows = journal.connection.execute(sa.select(changes.c.name, changes.c.state).order_by(changes.c.number))
-            return [tuple(row) for row in rows]
+    def prune(journal: Journal) -> list[tuple[str, str]]:
+        prune_changes(journal, later - timedelta(days=90))
+        rows = journal.connection.execute(sa.select(changes.c.name, changes.c.state).order_by(changes.c.number))
+        return [tuple(row) for row in rows]
 
-        feed = client.payments.changes(consumer="books", start="oldest")
-        first = await anext(feed)
-        assert len(await write(world, prune)) == 5
-        await first.done()
-        assert len(await write(world, prune)) == 4
-        for _ in range(4):
-            await (await anext(feed)).done()
-        await feed.aclose()
-        assert await write(world, prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
+    feed = client.payments.changes(consumer="books", start="oldest")
+    first = await anext(feed)
+    assert len(await write(world, prune)) == 5
+    await first.done()
+    assert len(await write(world, prune)) == 4
+    for _ in range(4):
+        await (await anext(feed)).done()
+    await feed.aclose()
+    assert await write(world, prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
 
 
-async def test_arguments_are_refused_by_name(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_arguments_are_refused_by_name(client: AsyncClient) -> None:
     """Before anything is read."""
-    world = make_world(sqlite_file_url)
     wrong: list[dict[str, Any]] = [
         {"consumer": " "},
         {"consumer": "books", "start": "soon"},
@@ -396,14 +396,13 @@ async def test_arguments_are_refused_by_name(sqlite_file_url: str) -> None:
         {"limit": True},
         {"after": 5},
     ]
-    async with world.client() as client:
-        for each in wrong:
-            with pytest.raises(InvalidRequest):
-                client.payments.changes(**each)
-        await pay(client, "a")
-        (first, *_) = await page(client)
-        with pytest.raises(InvalidRequest, match="consumer"):
-            await first.done()
+    for each in wrong:
+        with pytest.raises(InvalidRequest):
+            client.payments.changes(**each)
+    await pay(client, "a")
+    (first, *_) = await page(client)
+    with pytest.raises(InvalidRequest, match="consumer"):
+        await first.done()
 
 
 @pytest.mark.slow
@@ -510,21 +509,20 @@ async def test_a_change_of_an_earlier_page_may_fail(sqlite_file_url: str, monkey
         assert await page(client, consumer="books") == []
 
 
-async def test_one_done_counts_for_what_came_again_before_it(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_one_done_counts_for_what_came_again_before_it(client: AsyncClient) -> None:
     """A handler may take a hundred changes, and be done with the last one."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a")
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            await (await anext(feed)).failed("away")
-            await anyio.sleep(3)
-            await pay(client, "b")
-            found = [await anext(feed) for _ in range(3)]
-            assert shown(found) == [MADE[0], *MADE[2:]]
-            await found[-1].done()
-            assert shown([await anext(feed)]) == MADE[1:2]
-        (books,) = await client.payments.consumers()
-        assert books.behind == 0
+    await pay(client, "a")
+    async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+        await (await anext(feed)).failed("away")
+        await anyio.sleep(3)
+        await pay(client, "b")
+        found = [await anext(feed) for _ in range(3)]
+        assert shown(found) == [MADE[0], *MADE[2:]]
+        await found[-1].done()
+        assert shown([await anext(feed)]) == MADE[1:2]
+    (books,) = await client.payments.consumers()
+    assert books.behind == 0
 
 
 async def test_a_reader_that_is_left_keeps_nobody_waiting(store_url: str) -> None:
@@ -697,15 +695,14 @@ async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_change_that_comes_again_is_not_pruned(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_change_that_comes_again_is_not_pruned(world: World, client: AsyncClient) -> None:
     """Nor are the later changes of its payment, however long the consumer is away."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a")
-        await finish(client)
-        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
-            await (await anext(feed)).failed("away")
-            await pay(client, "b")
-            for _ in range(2):
-                await (await anext(feed)).done()
-        assert [key for key, _ in await prune(world, client)] == ["a"] * 3 + ["b"] * 2
+    await pay(client, "a")
+    await finish(client)
+    async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+        await (await anext(feed)).failed("away")
+        await pay(client, "b")
+        for _ in range(2):
+            await (await anext(feed)).done()
+    assert [key for key, _ in await prune(world, client)] == ["a"] * 3 + ["b"] * 2

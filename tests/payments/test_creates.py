@@ -44,6 +44,8 @@ from tests.payments.service import (
     make_world,
     miss,
     on_asyncio,
+    on_one,
+    on_sqlite,
     rows,
 )
 
@@ -98,18 +100,17 @@ async def test_a_record_says_everything(client: AsyncClient) -> None:
     assert record.history[-1].detail == answer.transaction_id
 
 
-async def test_without_a_key_one_is_made(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_without_a_key_one_is_made(world: World, client: AsyncClient) -> None:
     """A create without a key is recorded too, under a key that is on the answer and on every error."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        answer = await create(client, None)
-        assert answer.idempotency_key is not None
-        record = await client.payments.get(answer.idempotency_key)
-        assert record is not None
-        world.sandbox.script(faults.lost(processed=True), on="c2b")
-        with pytest.raises(OutcomeUnknown) as caught:
-            await create(client, None)
-        assert await client.payments.get(caught.value.idempotency_key) is not None
+    answer = await create(client, None)
+    assert answer.idempotency_key is not None
+    record = await client.payments.get(answer.idempotency_key)
+    assert record is not None
+    world.sandbox.script(faults.lost(processed=True), on="c2b")
+    with pytest.raises(OutcomeUnknown) as caught:
+        await create(client, None)
+    assert await client.payments.get(caught.value.idempotency_key) is not None
 
 
 async def test_the_same_key_gives_the_same_acknowledgement(world: World) -> None:
@@ -172,10 +173,9 @@ OTHER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("other", OTHER, ids=str)
 @pytest.mark.parametrize("state", ["ACKNOWLEDGED", "UNKNOWN", "NOT_SENT"])
-@on_asyncio
-async def test_a_key_is_for_one_payment(sqlite_file_url: str, other: dict[str, Any], state: str) -> None:
+@on_one
+async def test_a_key_is_for_one_payment(world: World, other: dict[str, Any], state: str) -> None:
     """A key with another amount, phone number or extra field is a conflict that names it, in any state of the first."""
-    world = make_world(sqlite_file_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         if state == "UNKNOWN":
             world.sandbox.script(faults.lost(processed=True), on="c2b")
@@ -211,20 +211,19 @@ async def test_a_conflict_while_the_first_is_on_its_way(sqlite_file_url: str) ->
     assert world.sent == 1
 
 
-async def test_the_same_payment_in_other_words(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_the_same_payment_in_other_words(world: World, client: AsyncClient) -> None:
     """The format of a number and the order of extra fields make no other payment."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        first = await create(client, extra={"a": 1, "b": {"c": [1, "2"], "d": None}})
-        again = await create(
-            client,
-            phone_number="+255 681-234-501",
-            amount=Decimal("1000.00"),
-            extra={"b": {"d": None, "c": (1, "2")}, "a": 1},
-        )
-        assert again == first
-        with pytest.raises(IdempotencyConflict):
-            await create(client, extra={"a": 1, "b": {"c": ["2", 1], "d": None}})
+    first = await create(client, extra={"a": 1, "b": {"c": [1, "2"], "d": None}})
+    again = await create(
+        client,
+        phone_number="+255 681-234-501",
+        amount=Decimal("1000.00"),
+        extra={"b": {"d": None, "c": (1, "2")}, "a": 1},
+    )
+    assert again == first
+    with pytest.raises(IdempotencyConflict):
+        await create(client, extra={"a": 1, "b": {"c": ["2", 1], "d": None}})
     assert world.sent == 1
 
 
@@ -338,18 +337,16 @@ async def test_each_attempt_is_recorded(sqlite_file_url: str, fault: Fault, said
 
 
 @pytest.mark.parametrize("fault", UNANSWERED.values(), ids=UNANSWERED)
-@on_asyncio
-async def test_without_an_answer_nobody_knows(sqlite_file_url: str, fault: Fault) -> None:
+@on_one
+async def test_without_an_answer_nobody_knows(world: World, client: AsyncClient, fault: Fault) -> None:
     """A create without a usable answer raises `OutcomeUnknown` with its key and time, and says so in the database."""
-    world = make_world(sqlite_file_url)
     world.sandbox.script(fault, on="c2b")
-    async with world.client() as client:
-        before = world.utcnow()
-        with pytest.raises(OutcomeUnknown) as caught:
-            await create(client)
-        assert caught.value.idempotency_key == "order-1"
-        assert before <= caught.value.sent_at <= world.utcnow()
-        (record,) = await client.payments.unresolved()
+    before = world.utcnow()
+    with pytest.raises(OutcomeUnknown) as caught:
+        await create(client)
+    assert caught.value.idempotency_key == "order-1"
+    assert before <= caught.value.sent_at <= world.utcnow()
+    (record,) = await client.payments.unresolved()
     assert (record.state, record.key) == ("UNKNOWN", "order-1")
     assert record.error is not None
     assert world.happened() == ["sent", "unknown"]
@@ -357,21 +354,19 @@ async def test_without_an_answer_nobody_knows(sqlite_file_url: str, fault: Fault
 
 
 @pytest.mark.parametrize("fault", AFTER.values(), ids=AFTER)
-@on_asyncio
-async def test_the_same_key_finds_its_payment(sqlite_file_url: str, fault: Fault) -> None:
+@on_one
+async def test_the_same_key_finds_its_payment(world: World, client: AsyncClient, fault: Fault) -> None:
     """A payment that exists, though its answer was lost, is found under its key, and the key gives it from then on."""
-    world = make_world(sqlite_file_url)
     world.sandbox.script(fault, on="c2b")
-    async with world.client() as client:
-        with pytest.raises(OutcomeUnknown):
-            await create(client)
-        found = await create(client)
-        assert world.made == [found.transaction_id]
-        assert found.reference == world.sandbox.transactions[found.transaction_id].reference
-        assert (found.amount, found.phone_number, found.status_code) == (Decimal(1000), PHONE_NUMBER, "PENDING")
-        assert found.idempotency_key == "order-1"
-        assert await create(client) == found
-        record = await client.payments.get("order-1")
+    with pytest.raises(OutcomeUnknown):
+        await create(client)
+    found = await create(client)
+    assert world.made == [found.transaction_id]
+    assert found.reference == world.sandbox.transactions[found.transaction_id].reference
+    assert (found.amount, found.phone_number, found.status_code) == (Decimal(1000), PHONE_NUMBER, "PENDING")
+    assert found.idempotency_key == "order-1"
+    assert await create(client) == found
+    record = await client.payments.get("order-1")
     assert world.sent == 1
     assert record is not None
     assert record.is_adopted
@@ -384,21 +379,19 @@ async def test_the_same_key_finds_its_payment(sqlite_file_url: str, fault: Fault
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BEFORE.values(), ids=BEFORE)
-@on_asyncio
-async def test_the_same_key_is_never_sent_again_by_itself(sqlite_file_url: str, fault: Fault) -> None:
+@on_one
+async def test_the_same_key_is_never_sent_again_by_itself(world: World, client: AsyncClient, fault: Fault) -> None:
     """A payment that is not found stays unknown however often its key is asked for, and is never sent again."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        async with between_others(client):
-            world.sandbox.script(fault, on="c2b")
-            with pytest.raises(OutcomeUnknown):
-                await create(client)
-        for _ in range(5):
-            with pytest.raises(OutcomeUnknown) as caught:
-                await create(client)
-            assert caught.value.idempotency_key == "order-1"
-            await world.advance(600)
-        record = await client.payments.get("order-1")
+    async with between_others(client):
+        world.sandbox.script(fault, on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await create(client)
+    for _ in range(5):
+        with pytest.raises(OutcomeUnknown) as caught:
+            await create(client)
+        assert caught.value.idempotency_key == "order-1"
+        await world.advance(600)
+    record = await client.payments.get("order-1")
     assert world.sent == 3
     assert len(world.made) == 2
     assert record is not None

@@ -25,7 +25,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, Outage, World, make_world
+from tests.payments.service import ORDER, Outage, World, make_world, on_sqlite
 
 Loop = Literal["asyncio", "trio"]
 
@@ -144,25 +144,24 @@ async def test_cancelled_while_it_waits_for_the_limiter(
     await resume(world)
 
 
-async def test_cancelled_while_it_waits_for_its_duplicate(sqlite_file_url: str, stop: Stopper) -> None:
+@on_sqlite
+async def test_cancelled_while_it_waits_for_its_duplicate(world: World, client: AsyncClient, stop: Stopper) -> None:
     """A create that is cancelled while its duplicate is on its way leaves nothing, and the duplicate goes on."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
 
-        async def meanwhile(request: httpx.Request) -> None:
-            async def wait_and_stop() -> None:
-                await anyio.sleep(1)
-                stop()
+    async def meanwhile(request: httpx.Request) -> None:
+        async def wait_and_stop() -> None:
+            await anyio.sleep(1)
+            stop()
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(stop.run, lambda: create(client, "order-2"))
-                group.start_soon(wait_and_stop)
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop.run, lambda: create(client, "order-2"))
+            group.start_soon(wait_and_stop)
 
-        world.line.before = meanwhile
-        await create(client)
-        world.line.before = None
-        assert world.states() == ["ACKNOWLEDGED"]
-        await create(client, "order-2")
+    world.line.before = meanwhile
+    await create(client)
+    world.line.before = None
+    assert world.states() == ["ACKNOWLEDGED"]
+    await create(client, "order-2")
     assert world.sent == 2
 
 

@@ -69,9 +69,8 @@ async def test_each_limit_holds_and_says_what_is_left(sqlite_file_url: str, has_
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("has_store", [True, False])
-async def test_what_may_have_moved_money_counts_and_nothing_else(store_url: str, has_store: bool) -> None:
+async def test_what_may_have_moved_money_counts_and_nothing_else(world: World, has_store: bool) -> None:
     """A lost answer and a soft refusal do; what was refused for certain, or never sent, does not."""
-    world = make_world(store_url)
     answers: Mapping[int, Any] = {
         1: (lose_answer, OutcomeUnknown),
         2: (lambda request, payment: error(400, "SOME_LIMIT"), MobileMoneyError),
@@ -97,9 +96,8 @@ def refuse_connection(request: httpx.Request, payment: Payment | None) -> httpx.
 
 @pytest.mark.slow
 @BOTH
-async def test_a_failed_payment_counts_no_more_once_the_store_knows(store_url: str) -> None:
+async def test_a_failed_payment_counts_no_more_once_the_store_knows(world: World) -> None:
     """Another process may know it: the store does."""
-    world = make_world(store_url)
     async with world.client(disbursement_limits=LIMITS) as client, world.client() as other:
         await pay(client, 1, 1_000)
         assert await exceeds(client, 1, 1_000) == ("per_recipient_a_day", 500)
@@ -111,9 +109,8 @@ async def test_a_failed_payment_counts_no_more_once_the_store_knows(store_url: s
 
 
 @BOTH
-async def test_processes_at_once_do_not_exceed_a_limit_together(store_url: str) -> None:
+async def test_processes_at_once_do_not_exceed_a_limit_together(world: World) -> None:
     """Each sees what the others have begun, although none of it is answered yet."""
-    world = make_world(store_url)
     world.service.answer_after = 2.0
     refused: list[str] = []
 
@@ -131,9 +128,8 @@ async def test_processes_at_once_do_not_exceed_a_limit_together(store_url: str) 
 
 
 @BOTH
-async def test_a_batch_that_exceeds_a_limit_cannot_be_approved(store_url: str) -> None:
+async def test_a_batch_that_exceeds_a_limit_cannot_be_approved(world: World) -> None:
     """Nothing is queued; what other batches have queued counts, and lines that have payments count once."""
-    world = make_world(store_url)
 
     def rows(*amounts: int, first: int = 0) -> list[dict[str, Any]]:
         return [{"phone_number": number(first + place), "amount": amount} for place, amount in enumerate(amounts)]
@@ -163,9 +159,8 @@ async def test_a_batch_that_exceeds_a_limit_cannot_be_approved(store_url: str) -
 
 @pytest.mark.slow
 @BOTH
-async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(store_url: str) -> None:
+async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(world: World) -> None:
     """Others go on; it is sent once older ones are a day old. A full queue does not stop itself."""
-    world = make_world(store_url)
     async with world.client(disbursement_limits=LIMITS) as client:
         order: dict[str, Any] = {"type": "disbursement", "amount": 800}
         for each in range(5):
@@ -189,9 +184,8 @@ async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(store
 
 @pytest.mark.slow
 @BOTH
-async def test_each_merchant_has_its_own_limits(store_url: str) -> None:
+async def test_each_merchant_has_its_own_limits(world: World) -> None:
     """A function of the account returns them, and one for all counts for each account alone."""
-    world = make_world(store_url)
 
     async def secret(account: str) -> str:
         return TOKEN
@@ -200,7 +194,7 @@ async def test_each_merchant_has_its_own_limits(store_url: str) -> None:
     for limits, allowed in ((own.get, (1_000, 2_000, 9_000)), (DisbursementLimits(per_day=3_000), (3_000,) * 2)):
         async with Merchants(
             BASE_URL,
-            store=store_url,
+            store=world.url,
             auth=secret,
             transport=lambda account: world.service,
             disbursement_limits=limits,

@@ -26,7 +26,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
 from mobilemoney_async.sharing.overview import read_overview
-from tests.payments.service import PHONE_NUMBER, Line, Outage, World, make_world, on_asyncio
+from tests.payments.service import PHONE_NUMBER, Line, Outage, World, make_world, on_one, on_sqlite
 from tests.support.fakes import NOON
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
@@ -66,10 +66,9 @@ def pauses(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.slow
-@on_asyncio
-async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_file_url: str) -> None:
+@on_one
+async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(world: World) -> None:
     """Each is twice the last one; first each payment is tried once: the reason might be its own after all."""
-    world = make_world(sqlite_file_url)
     async with world.client(retry=NO_RETRIES) as client:
         await enqueue(client, 4)
         world.line.refuse, began = 100, world.utcnow()
@@ -229,24 +228,23 @@ async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_spee
 
 
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
-async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_refusals_pause_the_dispatcher_only_in_a_row(world: World, client: AsyncClient) -> None:
     """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await enqueue(client, 85)
-        async with client.dispatcher(per_minute=600) as dispatcher:
-            refuse(world, "NO_FLOAT", times=19)
-            await anyio.sleep(1.95)
-            assert dispatcher.stats.sent == 20
-            refuse(world, "NO_FLOAT", times=19)
-            refuse(world, "CLOSED")
-            refuse(world, "NO_FLOAT", times=100)
-            await anyio.sleep(7)
-            assert (dispatcher.stats.sent, dispatcher.stats.finishes_at) == (60, None)
-            assert "20 collections in a row were refused" in (dispatcher.stats.paused or "")
-            dispatcher.resume()
-            await anyio.sleep(5)
-            assert dispatcher.stats.sent == 80
+    await enqueue(client, 85)
+    async with client.dispatcher(per_minute=600) as dispatcher:
+        refuse(world, "NO_FLOAT", times=19)
+        await anyio.sleep(1.95)
+        assert dispatcher.stats.sent == 20
+        refuse(world, "NO_FLOAT", times=19)
+        refuse(world, "CLOSED")
+        refuse(world, "NO_FLOAT", times=100)
+        await anyio.sleep(7)
+        assert (dispatcher.stats.sent, dispatcher.stats.finishes_at) == (60, None)
+        assert "20 collections in a row were refused" in (dispatcher.stats.paused or "")
+        dispatcher.resume()
+        await anyio.sleep(5)
+        assert dispatcher.stats.sent == 80
 
 
 @pytest.mark.slow
@@ -385,16 +383,16 @@ async def test_a_paused_dispatcher_goes_on_at_once_when_it_is_resumed(sqlite_fil
 
 
 @pytest.mark.parametrize("per_minute", [80, 90])
-async def test_a_pace_is_exact(sqlite_file_url: str, per_minute: int) -> None:
+@on_sqlite
+async def test_a_pace_is_exact(world: World, client: AsyncClient, per_minute: int) -> None:
     """Neither faster nor slower by a hundredth."""
-    world, pause = make_world(sqlite_file_url), 60 / per_minute
-    async with world.client() as client:
-        await enqueue(client, 14)
-        async with client.dispatcher(per_minute=per_minute):
-            await anyio.sleep(12 * pause - 0.05)
-            assert world.sent == 12
-            await anyio.sleep(0.1)
-            assert world.sent == 13
+    pause = 60 / per_minute
+    await enqueue(client, 14)
+    async with client.dispatcher(per_minute=per_minute):
+        await anyio.sleep(12 * pause - 0.05)
+        assert world.sent == 12
+        await anyio.sleep(0.1)
+        assert world.sent == 13
 
 
 async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others_do_not(sqlite_file_url: str) -> None:

@@ -32,6 +32,7 @@ from tests.payments.second_world import (
     outcome,
     reshuffled,
 )
+from tests.payments.service import on_sqlite
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Row, error
 
@@ -163,21 +164,20 @@ async def _try_again(world: World, client: AsyncClient, each: Asked, wrong: list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_refusal_of_section_7_is_certain(sqlite_file_url: str, kind: str) -> None:
+@on_sqlite
+async def test_a_refusal_of_section_7_is_certain(world: World, client: AsyncClient, kind: str) -> None:
     """After a code that the contract shows for a refusal, the key is used again at once, without a look."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        for place, (name, make) in enumerate(CERTAIN.items()):
-            order = Order(name, kind, number(place))
-            refused = await world.answered(client, order, lambda request, payment: make(), made=False)  # noqa: B023
-            assert isinstance(refused, APIError), name
-            assert refused.outcome == "refused"
-            assert (await world.get(client, name)).state is PaymentState.REFUSED
-            await anyio.sleep(MINUTE)
-            again = await world.attempt(client, order)
-            assert isinstance(again, Acknowledgement), name
-        assert world.service.lists == 0
-        await world.hold(client, at_end=True)
+    for place, (name, make) in enumerate(CERTAIN.items()):
+        order = Order(name, kind, number(place))
+        refused = await world.answered(client, order, lambda request, payment: make(), made=False)  # noqa: B023
+        assert isinstance(refused, APIError), name
+        assert refused.outcome == "refused"
+        assert (await world.get(client, name)).state is PaymentState.REFUSED
+        await anyio.sleep(MINUTE)
+        again = await world.attempt(client, order)
+        assert isinstance(again, Acknowledgement), name
+    assert world.service.lists == 0
+    await world.hold(client, at_end=True)
 
 
 # Lists

@@ -27,23 +27,21 @@ UNPRINTABLE = re.compile("[\0-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("shown", EDGES[:2])
-async def test_a_row_at_the_end_of_the_calendar_stalls_nothing(store_url: str, shown: str) -> None:
+async def test_a_row_at_the_end_of_the_calendar_stalls_nothing(world: World, client: AsyncClient, shown: str) -> None:
     """One of a payment of ours, or of a stranger: the list is read and compared, and once it is right all is found."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.pay(client, [Order("before", "collections", number(1))])
-        await world.lose(client, Order("lost", "collections", number(2)), made=True)
-        world.service.make("disbursement", number(3), "77")
-        world.service.list = ListBehaviour(spell=lambda row: {**row, "created_at": shown})
-        await world.reconcile(client, 1.0, GRACE, *[4 * MINUTE] * 15)
-        await world.read(client)
-        await client.payments.unclaimed()
-        assert (await world.get(client, "lost")).state is PaymentState.UNKNOWN
-        await world.pay(client, [Order("after", "collections", number(4))])
-        world.service.list = ListBehaviour()
-        await client.payments.reconcile()
-        await world.reconcile(client, *[4 * MINUTE] * 75)
-        assert (await world.get(client, "lost")).transaction_id == "t-000002"
+    await world.pay(client, [Order("before", "collections", number(1))])
+    await world.lose(client, Order("lost", "collections", number(2)), made=True)
+    world.service.make("disbursement", number(3), "77")
+    world.service.list = ListBehaviour(spell=lambda row: {**row, "created_at": shown})
+    await world.reconcile(client, 1.0, GRACE, *[4 * MINUTE] * 15)
+    await world.read(client)
+    await client.payments.unclaimed()
+    assert (await world.get(client, "lost")).state is PaymentState.UNKNOWN
+    await world.pay(client, [Order("after", "collections", number(4))])
+    world.service.list = ListBehaviour()
+    await client.payments.reconcile()
+    await world.reconcile(client, *[4 * MINUTE] * 75)
+    assert (await world.get(client, "lost")).transaction_id == "t-000002"
 
 
 @pytest.mark.new_database
@@ -239,9 +237,8 @@ async def _step(draw: random.Random, world: World, client: AsyncClient, order: O
 
 
 @BOTH
-async def test_with_an_unknown_clock_no_row_is_far_away(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_an_unknown_clock_no_row_is_far_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list in local time may show the lost payment hours before it was sent: its kind stays stopped."""
-    world = make_world(store_url)
     world.service.utcnow = lambda: world.utcnow() - timedelta(hours=3)
     monkeypatch.setattr(world.service, "_dated", lambda response: response)
     async with world.client() as client:

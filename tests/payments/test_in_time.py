@@ -96,28 +96,26 @@ def budget(world: World, since: float) -> int:
 )
 @pytest.mark.parametrize("made", [False, True])
 async def test_a_payment_is_decided_within_a_quarter_of_an_hour(
-    store_url: str, shortest: float, longest: float, newest_first: bool, *, made: bool
+    world: World, client: AsyncClient, shortest: float, longest: float, newest_first: bool, *, made: bool
 ) -> None:
     """After a later one of its type has settled: absent or found, for few requests, whatever the pauses.
 
     With a payment a minute it takes six minutes from the loss.
     """
-    world = make_world(store_url)
     world.service.list = ListBehaviour(newest_first=newest_first)
     shop = Shop(world, (shortest, longest), random.Random(f"{shortest} {longest} {made}"))
-    async with world.client() as client:
-        for each in KINDS:
-            await shop.pay(client, each)
-        await shop.run(client, until=anyio.current_time() + 3 * longest)
-        began, lists = anyio.current_time(), world.service.lists
-        for each in KINDS if longest < DAY else KINDS[:1]:
-            await shop.lose(client, each, each, made=made)
-        await shop.run(client)
-        assert {state for state, _ in shop.decided.values()} == {"found" if made else "absent"}
-        assert world.service.lists - lists <= budget(world, began - longest)
-        for key, (_, at) in shop.decided.items():
-            assert at <= (began + 6 * MINUTE if longest <= MINUTE else shop.later(key) + 15 * MINUTE)
-        await world.hold(client)
+    for each in KINDS:
+        await shop.pay(client, each)
+    await shop.run(client, until=anyio.current_time() + 3 * longest)
+    began, lists = anyio.current_time(), world.service.lists
+    for each in KINDS if longest < DAY else KINDS[:1]:
+        await shop.lose(client, each, each, made=made)
+    await shop.run(client)
+    assert {state for state, _ in shop.decided.values()} == {"found" if made else "absent"}
+    assert world.service.lists - lists <= budget(world, began - longest)
+    for key, (_, at) in shop.decided.items():
+        assert at <= (began + 6 * MINUTE if longest <= MINUTE else shop.later(key) + 15 * MINUTE)
+    await world.hold(client)
 
 
 async def token(account: str) -> str:
@@ -151,31 +149,29 @@ async def test_a_worker_decides_in_time_for_few_requests(sqlite_file_url: str) -
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("is_earlier", [False, True])
-async def test_a_look_that_is_not_whole_puts_nothing_off(store_url: str, is_earlier: bool) -> None:
+async def test_a_look_that_is_not_whole_puts_nothing_off(world: World, client: AsyncClient, is_earlier: bool) -> None:
     """Nor does one that lacked a payment to compare with, on either side: the next one comes once it can decide."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        if is_earlier:  # unknown itself, and found only later
-            world.service.list.hide = lambda payment: payment.owner == "earlier"
-            await world.lose(client, Order("earlier", "collections", number(1)), made=True)
-        else:
-            await world.pay(client, [Order("earlier", "collections", number(1))])
-        await anyio.sleep(3 * HOUR)
-        await world.lose(client, Order("lost", "collections", number(2)), made=False)
-        await anyio.sleep(1)
-        await world.pay(client, [Order("later", "collections", number(3))] * is_earlier)
-        await world.reconcile(client, *[EVERY] * 30)
-        record = await world.get(client, "lost")
-        assert record.cause is (PaymentCause.TOO_OLD if is_earlier else PaymentCause.NO_LATER)
-        if is_earlier:
-            await client.payments.identify("earlier", world.made("earlier")[0], note="seen on the dashboard")
-        else:
-            await world.pay(client, [Order("later", "collections", number(3))])
-            await anyio.sleep(GRACE)
-        world.service.list.total_count = lambda count: count + 1
-        await world.reconcile(client, *[EVERY] * 3)
-        assert (await world.get(client, "lost")).cause is PaymentCause.NOT_WHOLE
-        world.service.list = ListBehaviour()
-        await world.reconcile(client, EVERY)
-        assert outcome(await world.get(client, "lost")) == "absent"
-        await world.hold(client)
+    if is_earlier:  # unknown itself, and found only later
+        world.service.list.hide = lambda payment: payment.owner == "earlier"
+        await world.lose(client, Order("earlier", "collections", number(1)), made=True)
+    else:
+        await world.pay(client, [Order("earlier", "collections", number(1))])
+    await anyio.sleep(3 * HOUR)
+    await world.lose(client, Order("lost", "collections", number(2)), made=False)
+    await anyio.sleep(1)
+    await world.pay(client, [Order("later", "collections", number(3))] * is_earlier)
+    await world.reconcile(client, *[EVERY] * 30)
+    record = await world.get(client, "lost")
+    assert record.cause is (PaymentCause.TOO_OLD if is_earlier else PaymentCause.NO_LATER)
+    if is_earlier:
+        await client.payments.identify("earlier", world.made("earlier")[0], note="seen on the dashboard")
+    else:
+        await world.pay(client, [Order("later", "collections", number(3))])
+        await anyio.sleep(GRACE)
+    world.service.list.total_count = lambda count: count + 1
+    await world.reconcile(client, *[EVERY] * 3)
+    assert (await world.get(client, "lost")).cause is PaymentCause.NOT_WHOLE
+    world.service.list = ListBehaviour()
+    await world.reconcile(client, EVERY)
+    assert outcome(await world.get(client, "lost")) == "absent"
+    await world.hold(client)

@@ -32,7 +32,7 @@ from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
-from tests.payments.service import PHONE_NUMBER, Outage, World, make_world
+from tests.payments.service import PHONE_NUMBER, Outage, World, make_world, on_sqlite
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
@@ -91,17 +91,16 @@ async def test_a_payment_is_queued_with_the_order_or_not_at_all(world: World) ->
     assert world.sent == 1 and b'"note":"x"' in world.line.posts[0].replace(b" ", b"")
 
 
-async def test_a_program_older_than_the_tables_queues_nothing(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_program_older_than_the_tables_queues_nothing(world: World, client: AsyncClient) -> None:
     """Once a newer release has changed the tables, `enqueue` raises: the order is rolled back with the payment."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await client.payments.unresolved()
-        engine, store = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool), world.store()
-        with engine.begin() as connection:
-            store.enqueue(connection, **ORDER, idempotency_key="a")
-            connection.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99")
-        with pytest.raises(StoreError, match="update mobilemoney-async"), engine.begin() as connection:
-            store.enqueue(connection, **{**ORDER, "amount": 2000}, idempotency_key="b")
+    await client.payments.unresolved()
+    engine, store = sa.create_engine(world.url, poolclass=sa.pool.NullPool), world.store()
+    with engine.begin() as connection:
+        store.enqueue(connection, **ORDER, idempotency_key="a")
+        connection.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99")
+    with pytest.raises(StoreError, match="update mobilemoney-async"), engine.begin() as connection:
+        store.enqueue(connection, **{**ORDER, "amount": 2000}, idempotency_key="b")
     assert world.states() == ["QUEUED"]
 
 
@@ -164,29 +163,27 @@ async def test_wrong_arguments_and_connections_are_refused_before_anything_is_wr
         assert await client.payments.list() == []
 
 
-async def test_the_limits_of_arguments_are_allowed(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_the_limits_of_arguments_are_allowed(client: AsyncClient) -> None:
     """A million either way, no more; a time needs its zone."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        for number, priority in enumerate((1_000_000, -1_000_000)):
-            order = {**ORDER, "amount": 1000 + number, "idempotency_key": f"k{number}"}
-            assert (await client.payments.enqueue(**order, priority=priority)).priority == priority
-            with pytest.raises(InvalidRequest, match="priority"):
-                await client.payments.enqueue(**order, priority=priority + (1 if priority > 0 else -1))
-        with pytest.raises(InvalidRequest, match="not_before"):
-            await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=datetime(2026, 1, 2))  # noqa: DTZ001
-        assert len(await client.payments.list()) == 2
+    for number, priority in enumerate((1_000_000, -1_000_000)):
+        order = {**ORDER, "amount": 1000 + number, "idempotency_key": f"k{number}"}
+        assert (await client.payments.enqueue(**order, priority=priority)).priority == priority
+        with pytest.raises(InvalidRequest, match="priority"):
+            await client.payments.enqueue(**order, priority=priority + (1 if priority > 0 else -1))
+    with pytest.raises(InvalidRequest, match="not_before"):
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=datetime(2026, 1, 2))  # noqa: DTZ001
+    assert len(await client.payments.list()) == 2
 
 
 # Dispatching
 
 
-async def test_a_payment_is_due_at_its_very_moment(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_payment_is_due_at_its_very_moment(world: World, client: AsyncClient) -> None:
     """The first look of a dispatcher finds one whose time has just come."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=world.utcnow())
-        await dispatch(client, 0.3)
+    await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=world.utcnow())
+    await dispatch(client, 0.3)
     assert world.sent == 1
 
 
@@ -617,18 +614,17 @@ async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(worl
         pytest.param("NO_FLOAT_{word}", "no float", 25, id="other codes, one text"),
     ],
 )
+@on_sqlite
 async def test_refusals_are_equal_by_their_code_or_else_by_their_status(
-    sqlite_file_url: str, code: str, message: str, sent: int
+    world: World, client: AsyncClient, code: str, message: str, sent: int
 ) -> None:
     """What names the payment makes no other reason of it, and one reason for each payment pauses nothing."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        for number in range(25):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-            word = chr(ord("a") + number)
-            reply = payment_error(422, code.format(word=word), message.format(word=word))
-            world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
-        await dispatch(client, 4, per_minute=600)
+    for number in range(25):
+        await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        word = chr(ord("a") + number)
+        reply = payment_error(422, code.format(word=word), message.format(word=word))
+        world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
+    await dispatch(client, 4, per_minute=600)
     assert world.sent == sent
 
 
@@ -689,13 +685,12 @@ async def test_slow_answers_do_not_slow_the_pace(sqlite_file_url: str) -> None:
             assert world.sent == 20
 
 
-async def test_an_exception_of_the_block_is_not_wrapped(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_an_exception_of_the_block_is_not_wrapped(client: AsyncClient) -> None:
     """And arguments are refused by name."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        with pytest.raises(KeyError):
-            async with client.dispatcher():
-                raise KeyError("mine")
-        for wrong in (0, -1, 600_001, "fast"):
-            with pytest.raises(InvalidRequest, match="per_minute"):
-                client.dispatcher(per_minute=wrong)  # type: ignore[arg-type]
+    with pytest.raises(KeyError):
+        async with client.dispatcher():
+            raise KeyError("mine")
+    for wrong in (0, -1, 600_001, "fast"):
+        with pytest.raises(InvalidRequest, match="per_minute"):
+            client.dispatcher(per_minute=wrong)  # type: ignore[arg-type]

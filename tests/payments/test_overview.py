@@ -20,7 +20,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing import overview as module
 from mobilemoney_async.sharing.budget import find_usage
 from mobilemoney_async.sharing.overview import Overview, read_overview
-from tests.payments.service import ORDER, World, make_world, on_asyncio
+from tests.payments.service import ORDER, World, make_world, on_asyncio, on_one
 from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON
 
@@ -301,12 +301,11 @@ async def test_nothing_is_written_and_no_writer_is_waited_for(
     own.database.close()
 
 
-@on_asyncio
-async def test_a_store_that_fails_says_so(sqlite_file_url: str) -> None:
+@on_one
+async def test_a_store_that_fails_says_so(world: World) -> None:
     """As `StoreError`, as from every other method."""
-    world = make_world(sqlite_file_url)
     await look(world)
-    await write(sqlite_file_url, lambda each: each.execute(sa.text("DROP TABLE mobilemoney_budgets")))
+    await write(world.url, lambda each: each.execute(sa.text("DROP TABLE mobilemoney_budgets")))
     with pytest.raises(StoreError, match="the store failed"):
         await look(world)
 

@@ -69,47 +69,44 @@ def live(world: World) -> Counter[str]:
 
 @pytest.mark.costly("runs lines of payments/payouts/retry.py that no quick test runs")
 @BOTH
-async def test_failed_lines_go_again_after_another_approval(store_url: str) -> None:
+async def test_failed_lines_go_again_after_another_approval(world: World, client: AsyncClient) -> None:
     """Under new keys, with their columns; what was paid stays out, and a retry that fails may be retried."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first = await approved(client)
-        await send(client)
-        await settle(world, client, {number(0): "SUCCESS"})
-        retry = await client.payouts.retry(first.id, by="Asha")
-        assert (retry.state, retry.name, retry.retry_of, retry.lines) == ("proposed", "salaries, retry 1", first.id, 2)
-        assert not retry.left_out and not retry.duplicates
-        assert await client.payouts.retry(first.id, by="Neema") == retry
-        with pytest.raises(StoreError, match="someone else has to approve it"):
-            await client.payouts.approve(retry.id, by="Asha", digest=retry.digest)
-        await approved(client, retry)
-        lines = await client.payouts.report(retry.id)
-        assert [(line.key, line.info["employee"]) for line in lines] == [
-            (f"{first.id}-retry-1-2", "E1"),
-            (f"{first.id}-retry-1-3", "E2"),
-        ]
-        said = [line.reason for line in await client.payouts.report(first.id)]
-        assert said[0] is None and f"paid again under the key '{first.id}-retry-1-2'" in str(said[1])
-        with pytest.raises(StoreError, match=r"no line .* can be paid again \(line 1: .* is SUCCESS; line 2: .*QUEUED"):
-            await client.payouts.retry(first.id, by="Asha")
-        await send(client)
-        await settle(world, client, {number(1): "SUCCESS"})
-        again = await client.payouts.retry(retry.id, by="Asha")
-        assert (again.retry_of, again.lines) == (retry.id, 1)
-        await client.payouts.cancel(again.id, by="Asha")
-        both = await client.payouts.retry(first.id, by="Asha")  # by the first batch, too
-        await approved(client, both)
-        await send(client)
-        await settle(world, client, {number(2): "SUCCESS"})
+    first = await approved(client)
+    await send(client)
+    await settle(world, client, {number(0): "SUCCESS"})
+    retry = await client.payouts.retry(first.id, by="Asha")
+    assert (retry.state, retry.name, retry.retry_of, retry.lines) == ("proposed", "salaries, retry 1", first.id, 2)
+    assert not retry.left_out and not retry.duplicates
+    assert await client.payouts.retry(first.id, by="Neema") == retry
+    with pytest.raises(StoreError, match="someone else has to approve it"):
+        await client.payouts.approve(retry.id, by="Asha", digest=retry.digest)
+    await approved(client, retry)
+    lines = await client.payouts.report(retry.id)
+    assert [(line.key, line.info["employee"]) for line in lines] == [
+        (f"{first.id}-retry-1-2", "E1"),
+        (f"{first.id}-retry-1-3", "E2"),
+    ]
+    said = [line.reason for line in await client.payouts.report(first.id)]
+    assert said[0] is None and f"paid again under the key '{first.id}-retry-1-2'" in str(said[1])
+    with pytest.raises(StoreError, match=r"no line .* can be paid again \(line 1: .* is SUCCESS; line 2: .*QUEUED"):
+        await client.payouts.retry(first.id, by="Asha")
+    await send(client)
+    await settle(world, client, {number(1): "SUCCESS"})
+    again = await client.payouts.retry(retry.id, by="Asha")
+    assert (again.retry_of, again.lines) == (retry.id, 1)
+    await client.payouts.cancel(again.id, by="Asha")
+    both = await client.payouts.retry(first.id, by="Asha")  # by the first batch, too
+    await approved(client, both)
+    await send(client)
+    await settle(world, client, {number(2): "SUCCESS"})
     assert live(world) == {number(each): 1 for each in range(3)}
     assert len(world.service.payments) == 6
 
 
 @pytest.mark.slow
 @BOTH
-async def test_two_people_who_ask_at_once_get_one_retry(store_url: str) -> None:
+async def test_two_people_who_ask_at_once_get_one_retry(world: World) -> None:
     """From two processes; and of two who approve it at once, each line is queued once."""
-    world = make_world(store_url)
     found: list[PayoutBatch] = []
     async with world.client() as client, world.client() as other:
         batch = await approved(client)
@@ -185,101 +182,96 @@ async def test_a_line_that_may_have_been_paid_stays_out_and_says_why(store_url: 
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("way", ["create", "enqueue", "same file"])
-async def test_an_old_key_is_used_before_the_retry_is_approved_or_never(store_url: str, way: str) -> None:
+async def test_an_old_key_is_used_before_the_retry_is_approved_or_never(
+    world: World, client: AsyncClient, way: str
+) -> None:
     """A refused key may be used again until then, and stops the approval; afterwards it is used up."""
-    world = make_world(store_url)
-    async with world.client() as client:
 
-        async def use(record: PaymentRecord) -> None:
-            if way == "create":
-                await pay(client, record)
-            elif way == "enqueue":
-                order: dict[str, Any] = {"phone_number": record.phone_number, "amount": record.amount}
-                await client.payments.enqueue(type="disbursement", **order, idempotency_key=record.key)
-            else:
-                await approved(client)
+    async def use(record: PaymentRecord) -> None:
+        if way == "create":
+            await pay(client, record)
+        elif way == "enqueue":
+            order: dict[str, Any] = {"phone_number": record.phone_number, "amount": record.amount}
+            await client.payments.enqueue(type="disbursement", **order, idempotency_key=record.key)
+        else:
+            await approved(client)
 
-        batch = await approved(client)
-        key = (await client.payouts.report(batch.id))[0].key
-        await refuse_line(world, client, key)
-        early = await client.payouts.retry(batch.id, by="Asha")
+    batch = await approved(client)
+    key = (await client.payouts.report(batch.id))[0].key
+    await refuse_line(world, client, key)
+    early = await client.payouts.retry(batch.id, by="Asha")
+    await use(await world.get(client, key))
+    with pytest.raises(StoreError, match=f"repeats payment '{key}', which must not be paid again.*nothing was"):
+        await approved(client, early)
+    await client.payouts.cancel(early.id, by="Asha")
+    await send(client)
+    await settle(world, client)
+    late = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+    assert late.name == "salaries, retry 2"
+    with suppress(StoreError):
         await use(await world.get(client, key))
-        with pytest.raises(StoreError, match=f"repeats payment '{key}', which must not be paid again.*nothing was"):
-            await approved(client, early)
-        await client.payouts.cancel(early.id, by="Asha")
-        await send(client)
-        await settle(world, client)
-        late = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
-        assert late.name == "salaries, retry 2"
-        with suppress(StoreError):
-            await use(await world.get(client, key))
-        await send(client)
+    await send(client)
     assert live(world) == {number(each): 1 for each in range(3)}
 
 
 @pytest.mark.slow
 @BOTH
-async def test_a_refused_payment_is_cancelled_once_its_retry_is_approved(store_url: str) -> None:
+async def test_a_refused_payment_is_cancelled_once_its_retry_is_approved(world: World, client: AsyncClient) -> None:
     """So no create sends it; who recovers it before, in place of its transaction, stops the approval."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        batch = await approved(client)
-        first, second, _ = [line.key for line in await client.payouts.report(batch.id)]
-        await refuse_line(world, client, first)
-        retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
-        assert (await world.get(client, first)).state is PaymentState.CANCELLED
-        with pytest.raises(StoreError, match="was cancelled, and its key is used up"):
-            await pay(client, await world.get(client, first))
-        await client.payouts.cancel(retry.id, by="Asha")  # before it was sent: the line may be tried again
-        await refuse_line(world, client, second)
-        again = await client.payouts.retry(batch.id, by="Asha")
-        assert again.lines == 2
-        made = world.service.make("disbursement", number(1), "1001")
-        await world.read(client)
-        await client.payments.recover({second: made.id}, note="Neema: on the dashboard")
-        with pytest.raises(StoreError, match=r"line 2 .* must not be paid again"):
-            await approved(client, again)
+    batch = await approved(client)
+    first, second, _ = [line.key for line in await client.payouts.report(batch.id)]
+    await refuse_line(world, client, first)
+    retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+    assert (await world.get(client, first)).state is PaymentState.CANCELLED
+    with pytest.raises(StoreError, match="was cancelled, and its key is used up"):
+        await pay(client, await world.get(client, first))
+    await client.payouts.cancel(retry.id, by="Asha")  # before it was sent: the line may be tried again
+    await refuse_line(world, client, second)
+    again = await client.payouts.retry(batch.id, by="Asha")
+    assert again.lines == 2
+    made = world.service.make("disbursement", number(1), "1001")
+    await world.read(client)
+    await client.payments.recover({second: made.id}, note="Neema: on the dashboard")
+    with pytest.raises(StoreError, match=r"line 2 .* must not be paid again"):
+        await approved(client, again)
 
 
 @pytest.mark.slow
 @BOTH
-async def test_a_retry_that_waits_is_cancelled_if_the_first_payment_turns_to_success(store_url: str) -> None:
+async def test_a_retry_that_waits_is_cancelled_if_the_first_payment_turns_to_success(
+    world: World, client: AsyncClient
+) -> None:
     """Whoever reads it on a page of the list; the next retry leaves it out as well."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        batch = await approved(client)
-        await send(client)
-        await settle(world, client)
-        retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
-        world.service.payments[0].status = "SUCCESS"
-        await world.read(client)
-        lines = await client.payouts.report(retry.id)
-        assert [line.state for line in lines] == ["CANCELLED", "QUEUED", "QUEUED"]
-        await send(client)
-        await settle(world, client)
-        again = await client.payouts.retry(batch.id, by="Asha")
-        assert again.lines == 2 and "another final state" in again.left_out[1]
+    batch = await approved(client)
+    await send(client)
+    await settle(world, client)
+    retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+    world.service.payments[0].status = "SUCCESS"
+    await world.read(client)
+    lines = await client.payouts.report(retry.id)
+    assert [line.state for line in lines] == ["CANCELLED", "QUEUED", "QUEUED"]
+    await send(client)
+    await settle(world, client)
+    again = await client.payouts.retry(batch.id, by="Asha")
+    assert again.lines == 2 and "another final state" in again.left_out[1]
     assert live(world) == {number(0): 1}
 
 
 @pytest.mark.slow
 @BOTH
-async def test_a_line_whose_number_was_erased_stays_out(store_url: str) -> None:
+async def test_a_line_whose_number_was_erased_stays_out(world: World, client: AsyncClient) -> None:
     """The store cannot pay it any more, and sends no mark of an erased number."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        batch = await approved(client)
-        await send(client)
-        await settle(world, client)
-        await SQLStore(world.url).erase(phone_number=number(0))
-        retry = await client.payouts.retry(batch.id, by="Asha")
-        assert (retry.lines, dict(retry.left_out)) == (2, {1: "its phone number was erased"})
+    batch = await approved(client)
+    await send(client)
+    await settle(world, client)
+    await SQLStore(world.url).erase(phone_number=number(0))
+    retry = await client.payouts.retry(batch.id, by="Asha")
+    assert (retry.lines, dict(retry.left_out)) == (2, {1: "its phone number was erased"})
 
 
 @BOTH
-async def test_what_cannot_be_retried_is_said(store_url: str) -> None:
+async def test_what_cannot_be_retried_is_said(world: World) -> None:
     """A batch that was not approved; a service that does not answer; the store alone."""
-    world = make_world(store_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         batch = await client.payouts.propose(ROWS, name="salaries", by="Asha")
         with pytest.raises(StoreError, match="was not approved: none of its lines was sent: nothing was changed"):

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import (
+    AsyncClient,
     ConnectionFailed,
     IdempotencyConflict,
     InvalidRequest,
@@ -27,7 +28,7 @@ from mobilemoney_async.database import schema
 from mobilemoney_async.payments.payouts.batch import PayoutLine
 from mobilemoney_async.payments.payouts.rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
+from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_asyncio, on_sqlite
 from tests.payments.tables import edit
 from tests.support.patience import until
 
@@ -35,194 +36,182 @@ FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,6
 
 
 @pytest.mark.costly("runs lines of payments/payouts/batch.py that no quick test runs")
-async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown(store_url: str) -> None:
+async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown(
+    world: World, client: AsyncClient
+) -> None:
     """Then each line once, however often it is approved; the report has each line's result."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
-        assert (batch.lines, batch.total, batch.state) == (2, Decimal(110_000), "proposed")
-        assert not batch.duplicates
-        selves = ("Asha", "ASHA", " A sha", "As\u200bha", "\uff21sha", "Asha.", "\u00c1sha", "Asha\ufe0f")
-        with pytest.raises(InvalidRequest, match="by must be a name with letters"):
-            await client.payouts.approve(batch.id, by="...", digest=batch.digest)
-        for by, shown in (*((each, batch.digest) for each in selves), ("Juma", "0" * 64)):
-            with pytest.raises(StoreError, match="nothing was changed"):
-                await client.payouts.approve(batch.id, by=by, digest=shown)
-        assert await client.payments.list() == []
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        approved = await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        assert (approved.state, approved.approved_by, dict(approved.states)) == ("approved", "Juma", {"QUEUED": 2})
-        async with client.dispatcher(), client.poller() as poller:
-            await anyio.sleep(10)
-            for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
-                poller.track(record.transaction_id or "")
-            async for _ in poller.outcomes():
-                pass
-        assert dict((await client.payouts.get(batch.id)).states) == {"SUCCESS": 2}
-        lines = await client.payouts.report(batch.id)
-        assert [(line.line, line.state, dict(line.info)) for line in lines] == [
-            (2, "SUCCESS", {"employee": "E1"}),
-            (3, "SUCCESS", {"employee": "E2"}),
-        ]
-        assert isinstance(lines[0], PayoutLine) and PHONE_NUMBER not in repr(lines)
-        header, first, _ = (await client.payouts.report(batch.id, "csv")).splitlines()
-        assert header == "line,key,phone_number,amount,state,transaction_id,fee,reason,warning,employee"
-        assert first.startswith(f"2,{lines[0].key},+255681234501,50000,SUCCESS,{lines[0].transaction_id},")
-        assert [row["employee"] for row in json.loads(await client.payouts.report(batch.id, "json"))] == ["E1", "E2"]
-        assert [each.id for each in await client.payouts.list()] == [batch.id]
+    batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+    assert (batch.lines, batch.total, batch.state) == (2, Decimal(110_000), "proposed")
+    assert not batch.duplicates
+    selves = ("Asha", "ASHA", " A sha", "As\u200bha", "\uff21sha", "Asha.", "\u00c1sha", "Asha\ufe0f")
+    with pytest.raises(InvalidRequest, match="by must be a name with letters"):
+        await client.payouts.approve(batch.id, by="...", digest=batch.digest)
+    for by, shown in (*((each, batch.digest) for each in selves), ("Juma", "0" * 64)):
+        with pytest.raises(StoreError, match="nothing was changed"):
+            await client.payouts.approve(batch.id, by=by, digest=shown)
+    assert await client.payments.list() == []
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    approved = await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    assert (approved.state, approved.approved_by, dict(approved.states)) == ("approved", "Juma", {"QUEUED": 2})
+    async with client.dispatcher(), client.poller() as poller:
+        await anyio.sleep(10)
+        for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
+            poller.track(record.transaction_id or "")
+        async for _ in poller.outcomes():
+            pass
+    assert dict((await client.payouts.get(batch.id)).states) == {"SUCCESS": 2}
+    lines = await client.payouts.report(batch.id)
+    assert [(line.line, line.state, dict(line.info)) for line in lines] == [
+        (2, "SUCCESS", {"employee": "E1"}),
+        (3, "SUCCESS", {"employee": "E2"}),
+    ]
+    assert isinstance(lines[0], PayoutLine) and PHONE_NUMBER not in repr(lines)
+    header, first, _ = (await client.payouts.report(batch.id, "csv")).splitlines()
+    assert header == "line,key,phone_number,amount,state,transaction_id,fee,reason,warning,employee"
+    assert first.startswith(f"2,{lines[0].key},+255681234501,50000,SUCCESS,{lines[0].transaction_id},")
+    assert [row["employee"] for row in json.loads(await client.payouts.report(batch.id, "json"))] == ["E1", "E2"]
+    assert [each.id for each in await client.payouts.list()] == [batch.id]
     assert world.sent == 2
 
 
-async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
+async def test_a_file_that_is_proposed_twice_pays_once(world: World, client: AsyncClient) -> None:
     """Its duplicates are shown; approving it again finds the payments of the first time."""
-    world, first = make_world(store_url), ""
-    async with world.client() as client:
-        for _ in range(2):
-            batch = await client.payouts.propose(io.StringIO(FILE), name="salaries", by="Asha")
-            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-            first = first or batch.id
-            async with client.dispatcher():
-                await anyio.sleep(10)
-        again = await client.payouts.propose(FILE, name="other name", by="Asha")
-        assert set(again.duplicates) == {2, 3} and "this very payment" in again.duplicates[2]
-        kept = "2 of 2 lines keep their payments (2 ACKNOWLEDGED), and are not paid again"
-        assert again.repeats == f"{kept}; retry batch {first} to pay its failed lines again"
-        third = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
-        fourth = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
-        assert third.repeats is None
-        assert fourth.repeats is not None and f"batch {third.id} has the same content" in fourth.repeats
-        other = await client.payouts.propose(FILE.replace("E1", "E7"), name="other content", by="Asha")
-        assert "same amount to the same number" in other.duplicates[3]
+    first = ""
+    for _ in range(2):
+        batch = await client.payouts.propose(io.StringIO(FILE), name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        first = first or batch.id
+        async with client.dispatcher():
+            await anyio.sleep(10)
+    again = await client.payouts.propose(FILE, name="other name", by="Asha")
+    assert set(again.duplicates) == {2, 3} and "this very payment" in again.duplicates[2]
+    kept = "2 of 2 lines keep their payments (2 ACKNOWLEDGED), and are not paid again"
+    assert again.repeats == f"{kept}; retry batch {first} to pay its failed lines again"
+    third = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
+    fourth = await client.payouts.propose(FILE.replace("E1", "E9"), name="x", by="Asha")
+    assert third.repeats is None
+    assert fourth.repeats is not None and f"batch {third.id} has the same content" in fourth.repeats
+    other = await client.payouts.propose(FILE.replace("E1", "E7"), name="other content", by="Asha")
+    assert "same amount to the same number" in other.duplicates[3]
     assert world.sent == 2
 
 
 @on_asyncio
-async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(store_url: str) -> None:
+async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(world: World, client: AsyncClient) -> None:
     """Not in that of their keys as texts, where line 10 comes before line 2: `list(limit=3)` shows the last ones."""
-    world = make_world(store_url)
     rows = [{"phone_number": PHONE_NUMBER, "amount": 1_000 + line} for line in range(1, 13)]
-    async with world.client() as client:
-        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        latest = await client.payments.list(limit=3, newest_first=True)
-        assert [record.amount for record in latest] == [1_012, 1_011, 1_010]
-        assert [record.amount for record in await client.payments.list()] == [*range(1_001, 1_013)]
-        async with client.dispatcher(per_minute=600):
-            await anyio.sleep(2)
+    batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    latest = await client.payments.list(limit=3, newest_first=True)
+    assert [record.amount for record in latest] == [1_012, 1_011, 1_010]
+    assert [record.amount for record in await client.payments.list()] == [*range(1_001, 1_013)]
+    async with client.dispatcher(per_minute=600):
+        await anyio.sleep(2)
     assert [int(each.amount) for each in world.sandbox.transactions.values()] == [*range(1_001, 1_013)]
 
 
-async def test_lines_to_one_number_and_cut_numbers_are_shown_and_not_refused(store_url: str) -> None:
+async def test_lines_to_one_number_and_cut_numbers_are_shown_and_not_refused(client: AsyncClient) -> None:
     """Before the approval and after it, computed anew each time; digest and keys are those of the lines alone."""
-    world = make_world(store_url)
     numbers = ["+255681234501", "+255681234502", "+255681234501", "+255681000000", "+255681234501"]
     rows = [{"phone_number": number, "amount": 1_000 + place} for place, number in enumerate(numbers)]
-    async with world.client() as client:
-        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
-        shared, cut = (
-            "3 lines pay this number: lines 1, 3, 5",
-            "the number ends in 000000: a spreadsheet may have rounded it",
-        )
-        assert dict(batch.warnings) == {1: shared, 3: shared, 4: cut, 5: shared}
-        assert set(batch.duplicates) == {3, 5} and "line 1 pays another amount" in batch.duplicates[5]
-        assert dict((await client.payouts.get(batch.id)).warnings) == dict(batch.warnings)
-        lines = await client.payouts.report(batch.id)
-        assert [line.warning for line in lines] == [shared, None, shared, cut, shared]
-        await client.disbursements.create(phone_number=numbers[1], amount=1_001)
-        again = await client.payouts.propose(rows, name="salaries", by="Asha")
-        assert set(again.duplicates) == {2, 3, 5} and dict(again.warnings) == dict(batch.warnings)
-        assert again.digest == batch.digest
-        assert [line.key for line in await client.payouts.report(again.id)] == [line.key for line in lines]
-        approved = await client.payouts.approve(again.id, by="Juma", digest=batch.digest)
-        assert dict(approved.warnings) == dict(batch.warnings)
+    batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+    shared, cut = (
+        "3 lines pay this number: lines 1, 3, 5",
+        "the number ends in 000000: a spreadsheet may have rounded it",
+    )
+    assert dict(batch.warnings) == {1: shared, 3: shared, 4: cut, 5: shared}
+    assert set(batch.duplicates) == {3, 5} and "line 1 pays another amount" in batch.duplicates[5]
+    assert dict((await client.payouts.get(batch.id)).warnings) == dict(batch.warnings)
+    lines = await client.payouts.report(batch.id)
+    assert [line.warning for line in lines] == [shared, None, shared, cut, shared]
+    await client.disbursements.create(phone_number=numbers[1], amount=1_001)
+    again = await client.payouts.propose(rows, name="salaries", by="Asha")
+    assert set(again.duplicates) == {2, 3, 5} and dict(again.warnings) == dict(batch.warnings)
+    assert again.digest == batch.digest
+    assert [line.key for line in await client.payouts.report(again.id)] == [line.key for line in lines]
+    approved = await client.payouts.approve(again.id, by="Juma", digest=batch.digest)
+    assert dict(approved.warnings) == dict(batch.warnings)
     assert PHONE_NUMBER not in repr(approved)
 
 
-async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_has(store_url: str) -> None:
+async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_has(client: AsyncClient) -> None:
     """Nor if it is proposed as rows instead: the key has the digest, and the number of the row.
 
     A line whose payment is not this batch's says whose it is.
     """
-    world = make_world(store_url)
     one = "phone_number,amount\n+255681234501,50000\n"
     rows = [{"phone_number": "+255681234501", "amount": 50_000}]
-    async with world.client() as client:
-        paid_by: list[str] = []
-        for content in (one, one.replace("\n+", "\r\n\r\n,\r\n+"), one.replace(",", ";"), one.encode(), rows):
-            batch = await client.payouts.propose(content, name="x", by="Asha")
-            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-            (line,) = await client.payouts.report(batch.id)
-            assert line.reason == (f"of batch {paid_by[0]}" if paid_by else None)
-            paid_by.append(batch.id)
-        assert len(await client.payments.list()) == 1
-        order: dict[str, Any] = {"phone_number": "+255681234502", "amount": 2_000}
-        await client.payments.enqueue(type="disbursement", **order, idempotency_key="order-1")
-        batch = await client.payouts.propose([order | {"key": "order-1"}], name="y", by="Asha")
+    paid_by: list[str] = []
+    for content in (one, one.replace("\n+", "\r\n\r\n,\r\n+"), one.replace(",", ";"), one.encode(), rows):
+        batch = await client.payouts.propose(content, name="x", by="Asha")
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        assert [line.reason for line in await client.payouts.report(batch.id)] == ["made before this batch"]
+        (line,) = await client.payouts.report(batch.id)
+        assert line.reason == (f"of batch {paid_by[0]}" if paid_by else None)
+        paid_by.append(batch.id)
+    assert len(await client.payments.list()) == 1
+    order: dict[str, Any] = {"phone_number": "+255681234502", "amount": 2_000}
+    await client.payments.enqueue(type="disbursement", **order, idempotency_key="order-1")
+    batch = await client.payouts.propose([order | {"key": "order-1"}], name="y", by="Asha")
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    assert [line.reason for line in await client.payouts.report(batch.id)] == ["made before this batch"]
 
 
 @pytest.mark.slow
-async def test_the_approver_sees_large_lines_new_recipients_and_the_last_total(store_url: str) -> None:
+async def test_the_approver_sees_large_lines_new_recipients_and_the_last_total(client: AsyncClient) -> None:
     """The last batch is that of the same name but for its digits: last month's."""
-    world = make_world(store_url)
     numbers = [f"+2556812345{each:02d}" for each in range(10, 17)]
     rows = [{"phone_number": number, "amount": 1_000 + place} for place, number in enumerate(numbers)]
-    async with world.client() as client:
-        first = await client.payouts.propose(rows[:3], name="salaries 2026-10", by="Asha")
-        assert (first.last_total, first.new_recipients) == (None, (1, 2, 3))
-        assert [line.line for line in first.largest] == [3, 2, 1]
-        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        async with client.dispatcher(), client.poller() as poller:
-            await anyio.sleep(10)
-            for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
-                poller.track(record.transaction_id or "")
-            async for _ in poller.outcomes():
-                pass
-        other = await client.payouts.propose(rows, name="prizes 2026-11", by="Asha")
-        second = await client.payouts.propose(rows, name="Salaries 2026-11", by="Asha")
-        assert (other.last_total, second.last_total) == (None, Decimal(3_003))
-        assert second.new_recipients == (4, 5, 6, 7)
-        assert [(line.line, int(line.amount), line.state) for line in second.largest] == [
-            (line, 1_000 + line - 1, "proposed") for line in (7, 6, 5, 4, 3)
-        ]
-        assert (await client.payouts.get(first.id)).largest == ()
+    first = await client.payouts.propose(rows[:3], name="salaries 2026-10", by="Asha")
+    assert (first.last_total, first.new_recipients) == (None, (1, 2, 3))
+    assert [line.line for line in first.largest] == [3, 2, 1]
+    await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+    async with client.dispatcher(), client.poller() as poller:
+        await anyio.sleep(10)
+        for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
+            poller.track(record.transaction_id or "")
+        async for _ in poller.outcomes():
+            pass
+    other = await client.payouts.propose(rows, name="prizes 2026-11", by="Asha")
+    second = await client.payouts.propose(rows, name="Salaries 2026-11", by="Asha")
+    assert (other.last_total, second.last_total) == (None, Decimal(3_003))
+    assert second.new_recipients == (4, 5, 6, 7)
+    assert [(line.line, int(line.amount), line.state) for line in second.largest] == [
+        (line, 1_000 + line - 1, "proposed") for line in (7, 6, 5, 4, 3)
+    ]
+    assert (await client.payouts.get(first.id)).largest == ()
 
 
-async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
+async def test_cancelling_stops_what_is_not_sent_yet(world: World, client: AsyncClient) -> None:
     """Before the approval all of it, afterwards the rest; the names of all three persons stay."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first = await client.payouts.propose(FILE, name="salaries", by="Asha")
-        await client.payouts.cancel(first.id, by="Asha")
-        with pytest.raises(StoreError, match="cancelled"):
-            await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        second = await client.payouts.propose(FILE.replace("E1", "E3"), name="salaries", by="Asha")
-        await client.payouts.approve(second.id, by="Juma", digest=second.digest)
-        async with client.dispatcher(per_minute=1):
-            await anyio.sleep(5)
-        cancelled = await client.payouts.cancel(second.id, by="Neema")
-        assert await client.payouts.cancel(second.id, by="Asha") == cancelled
-        assert dict(cancelled.states) == {"ACKNOWLEDGED": 1, "CANCELLED": 1}
-        assert (cancelled.state, cancelled.approved_by, cancelled.cancelled_by) == ("cancelled", "Juma", "Neema")
-        line = (await client.payouts.report(second.id))[1]
-        record = await client.payments.get(line.key)
-        assert record is not None and [each.what for each in record.history] == ["queued", "cancelled"]
-        assert [each.state async for each in client.payments.changes(forever=False)][-1] is PaymentState.CANCELLED
-        with pytest.raises(StoreError, match="no batch"):
-            await client.payouts.get("nothing")
-        third = await client.payouts.propose([{**ORDER, "key": line.key + "-"}], name="third", by="Asha")
-        await client.payouts.approve(third.id, by="Juma", digest=third.digest)
-        async with client.dispatcher():
-            await anyio.sleep(10)
-        with pytest.raises(StoreError, match="were sent: nothing was changed"):
-            await client.payouts.cancel(third.id, by="Asha")
+    first = await client.payouts.propose(FILE, name="salaries", by="Asha")
+    await client.payouts.cancel(first.id, by="Asha")
+    with pytest.raises(StoreError, match="cancelled"):
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+    second = await client.payouts.propose(FILE.replace("E1", "E3"), name="salaries", by="Asha")
+    await client.payouts.approve(second.id, by="Juma", digest=second.digest)
+    async with client.dispatcher(per_minute=1):
+        await anyio.sleep(5)
+    cancelled = await client.payouts.cancel(second.id, by="Neema")
+    assert await client.payouts.cancel(second.id, by="Asha") == cancelled
+    assert dict(cancelled.states) == {"ACKNOWLEDGED": 1, "CANCELLED": 1}
+    assert (cancelled.state, cancelled.approved_by, cancelled.cancelled_by) == ("cancelled", "Juma", "Neema")
+    line = (await client.payouts.report(second.id))[1]
+    record = await client.payments.get(line.key)
+    assert record is not None and [each.what for each in record.history] == ["queued", "cancelled"]
+    assert [each.state async for each in client.payments.changes(forever=False)][-1] is PaymentState.CANCELLED
+    with pytest.raises(StoreError, match="no batch"):
+        await client.payouts.get("nothing")
+    third = await client.payouts.propose([{**ORDER, "key": line.key + "-"}], name="third", by="Asha")
+    await client.payouts.approve(third.id, by="Juma", digest=third.digest)
+    async with client.dispatcher():
+        await anyio.sleep(10)
+    with pytest.raises(StoreError, match="were sent: nothing was changed"):
+        await client.payouts.cancel(third.id, by="Asha")
     assert world.sent == 2
 
 
-async def test_changes_keep_their_order_where_the_clock_of_who_cancels_is_behind(store_url: str) -> None:
+async def test_changes_keep_their_order_where_the_clock_of_who_cancels_is_behind(world: World) -> None:
     """Each line is queued and then cancelled, for all readers of the feed."""
-    world = make_world(store_url)
     async with world.client() as client:
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
@@ -235,37 +224,32 @@ async def test_changes_keep_their_order_where_the_clock_of_who_cancels_is_behind
         assert queued.at == cancelled.at
 
 
-async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(store_url: str) -> None:
+async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(client: AsyncClient) -> None:
     """A clerk who tidies up a file that was proposed twice stops no salary; the second report does not claim them."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first, second = [await client.payouts.propose(FILE, name="salaries", by="Asha") for _ in range(2)]
-        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        await client.payouts.cancel(second.id, by="Asha")
-        assert dict((await client.payouts.get(first.id)).states) == {"QUEUED": 2}
-        assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
+    first, second = [await client.payouts.propose(FILE, name="salaries", by="Asha") for _ in range(2)]
+    await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+    await client.payouts.cancel(second.id, by="Asha")
+    assert dict((await client.payouts.get(first.id)).states) == {"QUEUED": 2}
+    assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
 
 
-async def test_a_batch_that_was_cancelled_by_mistake_says_that_the_same_file_pays_nothing(store_url: str) -> None:
+async def test_a_batch_that_was_cancelled_by_mistake_says_that_the_same_file_pays_nothing(client: AsyncClient) -> None:
     """Its keys are used up: whoever approves the file again is told before, and other content is paid."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        first = await client.payouts.propose(FILE, name="salaries", by="Asha")
-        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        await client.payouts.cancel(first.id, by="Asha")
-        again = await client.payouts.propose(FILE, name="salaries", by="Asha")
-        for said in again.duplicates.values():
-            assert "CANCELLED" in said and "it is not made again; other content, or another key, is" in said
-        assert dict((await client.payouts.approve(again.id, by="Juma", digest=again.digest)).states) == {"CANCELLED": 2}
-        other = await client.payouts.propose(FILE.replace("E1", "E1 again"), name="salaries", by="Asha")
-        assert not other.duplicates
-        assert dict((await client.payouts.approve(other.id, by="Juma", digest=other.digest)).states) == {"QUEUED": 2}
+    first = await client.payouts.propose(FILE, name="salaries", by="Asha")
+    await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+    await client.payouts.cancel(first.id, by="Asha")
+    again = await client.payouts.propose(FILE, name="salaries", by="Asha")
+    for said in again.duplicates.values():
+        assert "CANCELLED" in said and "it is not made again; other content, or another key, is" in said
+    assert dict((await client.payouts.approve(again.id, by="Juma", digest=again.digest)).states) == {"CANCELLED": 2}
+    other = await client.payouts.propose(FILE.replace("E1", "E1 again"), name="salaries", by="Asha")
+    assert not other.duplicates
+    assert dict((await client.payouts.approve(other.id, by="Juma", digest=other.digest)).states) == {"QUEUED": 2}
 
 
 @pytest.mark.slow
-async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> None:
+async def test_a_line_that_could_not_be_sent_is_stopped_too(world: World) -> None:
     """Whether it waits for the next attempt, or is on its way in vain at that very moment."""
-    world = make_world(store_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
@@ -292,9 +276,8 @@ async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> N
 
 
 @pytest.mark.slow
-async def test_a_line_of_a_cancelled_batch_that_comes_back_unsent_is_cancelled(store_url: str) -> None:
+async def test_a_line_of_a_cancelled_batch_that_comes_back_unsent_is_cancelled(world: World) -> None:
     """A create fails to send it just after the cancellation: nobody need cancel again, and no dispatcher sends it."""
-    world = make_world(store_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
@@ -355,9 +338,8 @@ async def test_a_line_that_comes_back_while_its_batch_is_cancelled_waits_for_tha
     assert not world.made
 
 
-async def test_two_people_who_approve_at_once_queue_it_once(store_url: str) -> None:
+async def test_two_people_who_approve_at_once_queue_it_once(world: World) -> None:
     """From two processes; one who cancels at the same time either stops all of it, or is too late for none."""
-    world = make_world(store_url)
     async with world.client() as client, world.client() as other:
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
         async with anyio.create_task_group() as tasks:
@@ -377,9 +359,8 @@ async def test_two_people_who_approve_at_once_queue_it_once(store_url: str) -> N
 
 
 @pytest.mark.slow
-async def test_duplicates_are_those_that_may_have_been_paid(store_url: str) -> None:
+async def test_duplicates_are_those_that_may_have_been_paid(world: World) -> None:
     """A payment that has failed for certain is none, nor one that never was sent; an unknown one is."""
-    world = make_world(store_url)
     dead = "+255780000089"  # fails
     rows = [{"phone_number": number, "amount": 700} for number in (PHONE_NUMBER, dead, "+255681234502")]
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
@@ -403,42 +384,39 @@ async def test_duplicates_are_those_that_may_have_been_paid(store_url: str) -> N
         assert set((await client.payouts.get(batch.id)).duplicates) == set()
 
 
-async def test_a_spreadsheet_runs_nothing_of_a_report(store_url: str) -> None:
+async def test_a_spreadsheet_runs_nothing_of_a_report(client: AsyncClient) -> None:
     """Cells that begin like a formula get an apostrophe, lines stay lines, and numbers stay numbers."""
-    world = make_world(store_url)
     rows = [
         {"phone_number": PHONE_NUMBER, "amount": 1, "=HYPERLINK()": "+SUM(A1)", "note": "\t=1+1", "more": "a\r\n@b"},
         {"phone_number": PHONE_NUMBER, "amount": 2, "name": "-2+3"},
     ]
-    async with world.client() as client:
-        batch = await client.payouts.propose(rows, name="x", by="Asha")
-        text = await client.payouts.report(batch.id, "csv")
-        header, first, second = csv.reader(io.StringIO(text, newline=""))
-        assert header[-4:] == ["'=HYPERLINK()", "note", "more", "name"]
-        assert first[2] == PHONE_NUMBER and first[-4:] == ["'+SUM(A1)", "\\t=1+1", "a\\r\\n@b", ""]
-        assert second[-1] == "'-2+3"
-        assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
-        with pytest.raises(InvalidRequest, match="format"):
-            await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
+    batch = await client.payouts.propose(rows, name="x", by="Asha")
+    text = await client.payouts.report(batch.id, "csv")
+    header, first, second = csv.reader(io.StringIO(text, newline=""))
+    assert header[-4:] == ["'=HYPERLINK()", "note", "more", "name"]
+    assert first[2] == PHONE_NUMBER and first[-4:] == ["'+SUM(A1)", "\\t=1+1", "a\\r\\n@b", ""]
+    assert second[-1] == "'-2+3"
+    assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
+    with pytest.raises(InvalidRequest, match="format"):
+        await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])
-async def test_a_report_is_proposed_as_it_is_and_pays_nothing_twice(sqlite_file_url: str, format: Any) -> None:
+@on_sqlite
+async def test_a_report_is_proposed_as_it_is_and_pays_nothing_twice(client: AsyncClient, format: Any) -> None:
     """Its own columns are known, lines keep their keys, and the columns of the file come back once more."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        async with client.dispatcher():
-            await anyio.sleep(10)
-        text = await client.payouts.report(batch.id, format)
-        again = await client.payouts.propose(json.loads(text) if format == "json" else text, name="x", by="Asha")
-        assert again.repeats is not None and again.repeats.startswith("2 of 2 lines keep their payments")
-        await client.payouts.approve(again.id, by="Juma", digest=again.digest)
-        before, after = [await client.payouts.report(each.id) for each in (batch, again)]
-        assert [line.key for line in after] == [line.key for line in before]
-        assert [dict(line.info) for line in after] == [{"employee": "E1"}, {"employee": "E2"}]
-        assert len(await client.payments.list()) == 2
+    batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    async with client.dispatcher():
+        await anyio.sleep(10)
+    text = await client.payouts.report(batch.id, format)
+    again = await client.payouts.propose(json.loads(text) if format == "json" else text, name="x", by="Asha")
+    assert again.repeats is not None and again.repeats.startswith("2 of 2 lines keep their payments")
+    await client.payouts.approve(again.id, by="Juma", digest=again.digest)
+    before, after = [await client.payouts.report(each.id) for each in (batch, again)]
+    assert [line.key for line in after] == [line.key for line in before]
+    assert [dict(line.info) for line in after] == [{"employee": "E1"}, {"employee": "E2"}]
+    assert len(await client.payments.list()) == 2
 
 
 def test_a_key_to_which_a_report_may_have_added_an_apostrophe_is_refused() -> None:
@@ -451,27 +429,23 @@ def test_a_key_to_which_a_report_may_have_added_an_apostrophe_is_refused() -> No
     assert (row.key, dict(row.info)) == ("it's", {})
 
 
-async def test_a_line_that_someone_has_edited_is_an_error_of_ours(store_url: str) -> None:
+async def test_a_line_that_someone_has_edited_is_an_error_of_ours(world: World, client: AsyncClient) -> None:
     """Its other columns are no mapping any more."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 1, "x": 1}], name="x", by="Asha")
-        edit(store_url, schema.batch_lines.update().values(info="5"))
-        with pytest.raises(StoreError, match="a row that cannot be read"):
-            await client.payouts.report(batch.id, "csv")
+    batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 1, "x": 1}], name="x", by="Asha")
+    edit(world.url, schema.batch_lines.update().values(info="5"))
+    with pytest.raises(StoreError, match="a row that cannot be read"):
+        await client.payouts.report(batch.id, "csv")
 
 
 @pytest.mark.slow
-async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
+async def test_a_thousand_lines_are_proposed_and_listed(client: AsyncClient) -> None:
     """And approved, and cancelled: each is one transaction, and the total is exact."""
-    world = make_world(store_url)
     text = "phone_number,amount\n" + "".join(f"+2556{each:08d},{10**19 + each}\n" for each in range(1_000))
-    async with world.client() as client:
-        batch = await client.payouts.propose(text, name="salaries", by="Asha")
-        assert int(batch.total) == 10**22 + 999 * 500
-        assert [each.lines for each in await client.payouts.list(limit=1)] == [1_000]
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        cancelled = await client.payouts.cancel(batch.id, by="Asha")
+    batch = await client.payouts.propose(text, name="salaries", by="Asha")
+    assert int(batch.total) == 10**22 + 999 * 500
+    assert [each.lines for each in await client.payouts.list(limit=1)] == [1_000]
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    cancelled = await client.payouts.cancel(batch.id, by="Asha")
     assert dict(cancelled.states) == {"CANCELLED": 1_000}
 
 
@@ -512,19 +486,15 @@ async def test_cancelling_reads_the_changes_of_the_account_once(postgres_url: st
     assert await count_reads() - before < 5 * lines
 
 
-async def test_a_key_of_another_payment_stops_the_whole_batch(store_url: str) -> None:
+async def test_a_key_of_another_payment_stops_the_whole_batch(client: AsyncClient) -> None:
     """Nothing is half queued."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await client.payments.enqueue(
-            type="disbursement", phone_number=PHONE_NUMBER, amount=1, idempotency_key="salary-2"
-        )
-        rows = [{"phone_number": PHONE_NUMBER, "amount": 100 + each, "key": f"salary-{each}"} for each in range(4)]
-        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
-        with pytest.raises(IdempotencyConflict):
-            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        assert [record.key for record in await client.payments.list()] == ["salary-2"]
-        assert (await client.payouts.get(batch.id)).state == "proposed"
+    await client.payments.enqueue(type="disbursement", phone_number=PHONE_NUMBER, amount=1, idempotency_key="salary-2")
+    rows = [{"phone_number": PHONE_NUMBER, "amount": 100 + each, "key": f"salary-{each}"} for each in range(4)]
+    batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+    with pytest.raises(IdempotencyConflict):
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    assert [record.key for record in await client.payments.list()] == ["salary-2"]
+    assert (await client.payouts.get(batch.id)).state == "proposed"
 
 
 HEAD = "phone_number,amount"

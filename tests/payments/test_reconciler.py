@@ -37,6 +37,8 @@ from tests.payments.service import (
     make_world,
     miss,
     on_asyncio,
+    on_one,
+    on_sqlite,
     rows,
 )
 
@@ -81,20 +83,18 @@ def stranger(world: World, *, phone_number: str = PHONE_NUMBER, amount: str = "1
 # Matches
 
 
-async def test_one_match_is_adopted(store_url: str) -> None:
+async def test_one_match_is_adopted(world: World, client: AsyncClient) -> None:
     """A payment that the list shows is found, with its state, and the next call under its key gets it."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        await world.advance(200)
-        (found,) = await client.payments.reconcile()
-        assert (found.state, found.transaction_id, found.is_adopted) == ("FINAL", world.made[0], True)
-        assert found.status == "SUCCESS"
-        assert found.transaction is not None
-        assert found.transaction.id == world.made[0]
-        assert await client.payments.reconcile() == []
-        assert (await create(client)).transaction_id == world.made[0]
-        record = await get(client)
+    await lose(world, client, made=True)
+    await world.advance(200)
+    (found,) = await client.payments.reconcile()
+    assert (found.state, found.transaction_id, found.is_adopted) == ("FINAL", world.made[0], True)
+    assert found.status == "SUCCESS"
+    assert found.transaction is not None
+    assert found.transaction.id == world.made[0]
+    assert await client.payments.reconcile() == []
+    assert (await create(client)).transaction_id == world.made[0]
+    record = await get(client)
     assert world.sent == 1
     assert [(entry.what, entry.source, entry.detail) for entry in record.history][2:] == [
         ("adopted", "reconcile", world.made[0]),
@@ -112,9 +112,8 @@ async def test_a_payment_that_is_still_pending_is_adopted_as_such(sqlite_file_ur
 
 @pytest.mark.slow
 @on_asyncio
-async def test_many_unknown_payments_are_found_in_one_listing(store_url: str) -> None:
+async def test_many_unknown_payments_are_found_in_one_listing(world: World) -> None:
     """One listing serves any number of unknown payments; each gets its own transaction, or none."""
-    world = make_world(store_url)
     async with world.client() as client:
         for number in range(12):
             await lose(world, client, f"order-{number}", made=number % 3 != 0, amount=100 + number)
@@ -171,60 +170,54 @@ async def test_a_cancelled_reconciliation_leaves_nothing_half_done(store_url: st
 
 @pytest.mark.slow
 @on_asyncio
-async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
+async def test_what_others_have_claimed_is_left_out(world: World, client: AsyncClient) -> None:
     """A gift that was not made does not take the transaction of an identical gift that was."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        async with between_others(client):
-            await create(client, "gift-1")
-            await lose(world, client, "gift-2", made=False)
-        (record,) = await client.payments.reconcile()
-        assert (record.state, record.candidates) == ("UNKNOWN", ())
-        await world.advance(300)
-        await miss(world, client)
-        assert (await get(client, "gift-2")).state == "ABSENT"
-        assert (await get(client, "gift-1")).transaction_id == world.made[1]
+    async with between_others(client):
+        await create(client, "gift-1")
+        await lose(world, client, "gift-2", made=False)
+    (record,) = await client.payments.reconcile()
+    assert (record.state, record.candidates) == ("UNKNOWN", ())
+    await world.advance(300)
+    await miss(world, client)
+    assert (await get(client, "gift-2")).state == "ABSENT"
+    assert (await get(client, "gift-1")).transaction_id == world.made[1]
     assert len(world.made) == 3
 
 
 @pytest.mark.slow
-@on_asyncio
-async def test_the_error_says_why_a_payment_is_still_unknown(sqlite_file_url: str) -> None:
+@on_one
+async def test_the_error_says_why_a_payment_is_still_unknown(world: World, client: AsyncClient) -> None:
     """The reason of the last listing, which someone has to judge."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await lose(world, client, made=False)
-        with pytest.raises(OutcomeUnknown, match=r"\(the list was read within the grace period, .*\): someone"):
-            await create(client)
-        await world.advance(300)
-        await miss(world, client)
-        with pytest.raises(OutcomeUnknown, match=r"\(the list shows nothing as old as the payment\): someone"):
-            await create(client)
+    await lose(world, client, made=False)
+    with pytest.raises(OutcomeUnknown, match=r"\(the list was read within the grace period, .*\): someone"):
+        await create(client)
+    await world.advance(300)
+    await miss(world, client)
+    with pytest.raises(OutcomeUnknown, match=r"\(the list shows nothing as old as the payment\): someone"):
+        await create(client)
     assert world.sent == 1
 
 
 @pytest.mark.slow
 @on_asyncio
-async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None:
+async def test_several_matches_are_for_someone_to_decide(world: World, client: AsyncClient) -> None:
     """If two transactions may be the payment it stays unknown, and names them; duplicates stay blocked."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        other = stranger(world)
-        record = await get(client)
-        for _ in range(4):
-            (record,) = await client.payments.reconcile()
-            await world.advance(200)
-        assert record.state == "UNKNOWN"
-        assert record.is_ambiguous
-        assert record.candidates == tuple(sorted([world.made[0], other]))
-        with pytest.raises(OutcomeUnknown, match="someone has to look") as caught:
-            await create(client)
-        assert " or ".join(record.candidates) in str(caught.value)
-        with pytest.raises(DuplicateSuspected):
-            await create(client, "order-2")
-        record = await get(client)
-        assert [entry.what for entry in record.history] == ["sent", "unknown", "ambiguous"]
+    await lose(world, client, made=True)
+    other = stranger(world)
+    record = await get(client)
+    for _ in range(4):
+        (record,) = await client.payments.reconcile()
+        await world.advance(200)
+    assert record.state == "UNKNOWN"
+    assert record.is_ambiguous
+    assert record.candidates == tuple(sorted([world.made[0], other]))
+    with pytest.raises(OutcomeUnknown, match="someone has to look") as caught:
+        await create(client)
+    assert " or ".join(record.candidates) in str(caught.value)
+    with pytest.raises(DuplicateSuspected):
+        await create(client, "order-2")
+    record = await get(client)
+    assert [entry.what for entry in record.history] == ["sent", "unknown", "ambiguous"]
     assert world.sent == 1
 
 
@@ -233,9 +226,8 @@ async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None
 
 @pytest.mark.slow
 @on_asyncio
-async def test_absence_takes_two_listings_after_the_grace_period(store_url: str) -> None:
+async def test_absence_takes_two_listings_after_the_grace_period(world: World) -> None:
     """A payment is absent after two listings after its grace period, half of that apart: not earlier, not after one."""
-    world = make_world(store_url)
     async with world.client(world.store(grace=100.0)) as client:
         async with between_others(client):
             await lose(world, client, made=False)
@@ -261,86 +253,82 @@ async def test_absence_takes_two_listings_after_the_grace_period(store_url: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("has_later", [True, False])
 @pytest.mark.parametrize("direction", ["collections", "disbursements"])
-@on_asyncio
+@on_one
 async def test_a_lost_collection_stops_its_kind_until_a_list_has_not_shown_it(
-    sqlite_file_url: str, direction: str, has_later: bool
+    world: World, client: AsyncClient, direction: str, has_later: bool
 ) -> None:
     """Its customer approves each prompt, so an abandoned cart stops nothing; a disbursement waits for an operator."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await create(client, "order-0", direction=direction, amount=7)
-        await lose(world, client, made=False, direction=direction)
+    await create(client, "order-0", direction=direction, amount=7)
+    await lose(world, client, made=False, direction=direction)
+    with pytest.raises(DuplicateSuspected):
+        await create(client, "order-2", direction=direction)
+    await world.advance(130)
+    await client.payments.reconcile()
+    if has_later:
+        await create(client, "order-1b", direction=direction, amount=7)
+        await world.advance(130)
+    await world.advance(100)
+    await client.payments.reconcile()
+    assert (await get(client)).state == ("ABSENT" if has_later else "UNKNOWN")
+    if direction == "disbursements":
         with pytest.raises(DuplicateSuspected):
             await create(client, "order-2", direction=direction)
-        await world.advance(130)
-        await client.payments.reconcile()
-        if has_later:
-            await create(client, "order-1b", direction=direction, amount=7)
-            await world.advance(130)
-        await world.advance(100)
-        await client.payments.reconcile()
-        assert (await get(client)).state == ("ABSENT" if has_later else "UNKNOWN")
-        if direction == "disbursements":
-            with pytest.raises(DuplicateSuspected):
-                await create(client, "order-2", direction=direction)
-        else:
-            answer = await create(client, "order-2", direction=direction)
-            assert (await get(client, "order-2")).transaction_id == answer.transaction_id
-        await client.payments.reconcile()
-        assert (await get(client)).state == ("ABSENT" if has_later else "UNKNOWN")
+    else:
+        answer = await create(client, "order-2", direction=direction)
+        assert (await get(client, "order-2")).transaction_id == answer.transaction_id
+    await client.payments.reconcile()
+    assert (await get(client)).state == ("ABSENT" if has_later else "UNKNOWN")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["before", "after"])
 @on_asyncio
-async def test_nothing_is_absent_without_payments_to_compare_with(store_url: str, missing: str) -> None:
+async def test_nothing_is_absent_without_payments_to_compare_with(
+    world: World, client: AsyncClient, missing: str
+) -> None:
     """Without a known payment before or after it, a payment stays unknown, and says why."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        stranger(world, amount="5")
-        await world.advance(HOUR)
-        if missing == "after":
-            await create(client, "before", amount=7)
-        await lose(world, client, made=False)
-        if missing == "before":
-            await create(client, "after", amount=7)
-        await world.advance(300)
-        await miss(world, client)
-        record = await get(client)
-        assert (record.state, record.walks) == ("UNKNOWN", 2)
-        known = "earlier" if missing == "before" else "later"
-        assert record.reason == f"no {known} payment to compare with"
-        with pytest.raises(OutcomeUnknown, match=record.reason):
-            await create(client)
+    stranger(world, amount="5")
+    await world.advance(HOUR)
+    if missing == "after":
+        await create(client, "before", amount=7)
+    await lose(world, client, made=False)
+    if missing == "before":
+        await create(client, "after", amount=7)
+    await world.advance(300)
+    await miss(world, client)
+    record = await get(client)
+    assert (record.state, record.walks) == ("UNKNOWN", 2)
+    known = "earlier" if missing == "before" else "later"
+    assert record.reason == f"no {known} payment to compare with"
+    with pytest.raises(OutcomeUnknown, match=record.reason):
+        await create(client)
 
 
 @pytest.mark.slow
-async def test_a_later_payment_is_what_an_absence_waits_for(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_later_payment_is_what_an_absence_waits_for(world: World, client: AsyncClient) -> None:
     """A quiet merchant's payment is looked for again once there is a later one to compare with, and not before."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await create(client, "before", amount=7)
-        await lose(world, client, made=False)
-        await world.advance(10 * HOUR)
-        await miss(world, client)
-        assert (await get(client)).reason == "no later payment to compare with"
-        asked = listings(world)
-        await client.payments.reconcile()
-        assert listings(world) == asked
-        await create(client, "after", amount=7)
-        asked = listings(world)
-        await client.payments.reconcile()
-        assert listings(world) == asked
-        await world.advance(121)
-        (record,) = await client.payments.reconcile()
+    await create(client, "before", amount=7)
+    await lose(world, client, made=False)
+    await world.advance(10 * HOUR)
+    await miss(world, client)
+    assert (await get(client)).reason == "no later payment to compare with"
+    asked = listings(world)
+    await client.payments.reconcile()
+    assert listings(world) == asked
+    await create(client, "after", amount=7)
+    asked = listings(world)
+    await client.payments.reconcile()
+    assert listings(world) == asked
+    await world.advance(121)
+    (record,) = await client.payments.reconcile()
     assert record.state == "ABSENT"
 
 
 @pytest.mark.slow
-@on_asyncio
-async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(sqlite_file_url: str) -> None:
+@on_one
+async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(world: World) -> None:
     """Of a payment that nothing shows, the time to the next look grows with its age."""
-    world = make_world(sqlite_file_url)
     async with world.client() as client:
         await lose(world, client, made=False)
         at: list[float] = []
@@ -411,9 +399,8 @@ async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["UNKNOWN", "ABSENT"])
 @on_asyncio
-async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
+async def test_someone_may_release_a_key(world: World, state: str) -> None:
     """Only after a confirmation the key sends again; the confirmation is kept with its note."""
-    world = make_world(store_url)
     async with world.client() as client:
         async with between_others(client):
             await lose(world, client, made=False)
@@ -433,17 +420,15 @@ async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
 
 
 @pytest.mark.costly("runs lines of payments/ownership/reconciliation.py that no quick test runs")
-async def test_an_absence_is_confirmed_after_the_grace_period(store_url: str) -> None:
+async def test_an_absence_is_confirmed_after_the_grace_period(world: World, client: AsyncClient) -> None:
     """Until then a payment may exist without being in any list, which the error says with the time."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await lose(world, client, made=False)
-        await world.advance(114)
-        with pytest.raises(StoreError, match=r"until 2026-01-02 12:02:05 UTC: confirm it then"):
-            await client.payments.confirm_absent("order-1", note="not on the dashboard")
-        assert (await get(client)).state == "UNKNOWN"
-        await world.advance(6)
-        assert (await client.payments.confirm_absent("order-1", note="not on the dashboard")).state == "RELEASED"
+    await lose(world, client, made=False)
+    await world.advance(114)
+    with pytest.raises(StoreError, match=r"until 2026-01-02 12:02:05 UTC: confirm it then"):
+        await client.payments.confirm_absent("order-1", note="not on the dashboard")
+    assert (await get(client)).state == "UNKNOWN"
+    await world.advance(6)
+    assert (await client.payments.confirm_absent("order-1", note="not on the dashboard")).state == "RELEASED"
 
 
 @pytest.mark.slow
@@ -469,10 +454,9 @@ async def test_a_lagging_list_does_not_mislead_a_duplicate(sqlite_file_url: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["absent", "long ago", "refused", "not sent", "of another kind"])
-@on_asyncio
-async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file_url: str, first: str) -> None:
+@on_one
+async def test_a_payment_that_was_sent_again_rightly_does_not_matter(world: World, first: str) -> None:
     """Earlier attempts that cannot be the transaction leave a lost duplicate to be found as usual."""
-    world = make_world(sqlite_file_url)
     async with world.client(world.store(grace=0), retry=RetryPolicy(max_attempts=1)) as client:
         if first in {"refused", "not sent"}:
             if first == "not sent":
@@ -519,15 +503,14 @@ async def test_payments_that_cannot_be_confirmed_absent(sqlite_file_url: str) ->
         assert (await get(client)).state == "ACKNOWLEDGED"
 
 
-async def test_a_payment_of_a_dead_process_may_be_confirmed_absent(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_payment_of_a_dead_process_may_be_confirmed_absent(world: World, client: AsyncClient) -> None:
     """A payment that was on its way in a process that has died can be called absent once it is stale."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await leave(world)
-        with pytest.raises(StoreError, match="on its way"):
-            await client.payments.confirm_absent("order-1", note="n")
-        await world.advance(131)
-        assert (await client.payments.confirm_absent("order-1", note="n")).state == "RELEASED"
+    await leave(world)
+    with pytest.raises(StoreError, match="on its way"):
+        await client.payments.confirm_absent("order-1", note="n")
+    await world.advance(131)
+    assert (await client.payments.confirm_absent("order-1", note="n")).state == "RELEASED"
 
 
 @pytest.mark.slow
@@ -623,9 +606,8 @@ def slow_list(world: World, seconds: float) -> None:
 
 @pytest.mark.slow
 @on_asyncio
-async def test_processes_believe_the_look_of_another(store_url: str) -> None:
+async def test_processes_believe_the_look_of_another(world: World) -> None:
     """Of four processes that ask for a lost payment at once, one reads the list, and the others believe its result."""
-    world = make_world(store_url)
     slow_list(world, 2)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(world.client()) for _ in range(4)]
@@ -663,19 +645,17 @@ async def test_a_deadline_ends_the_wait_for_another_process(sqlite_file_url: str
 
 
 @on_asyncio
-async def test_a_released_key_is_looked_for_once(store_url: str) -> None:
+async def test_a_released_key_is_looked_for_once(world: World, client: AsyncClient) -> None:
     """`reconcile` makes the last look for a key that was confirmed absent: its next create needs no list request."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await lose(world, client, made=False)
-        await world.advance(200)
-        await client.payments.confirm_absent("order-1", note="not on the dashboard")
-        (record,) = await client.payments.reconcile()
-        assert record.looked_at is not None
-        asked = listings(world)
-        assert await client.payments.reconcile() == []
-        await create(client)
-        assert listings(world) == asked
+    await lose(world, client, made=False)
+    await world.advance(200)
+    await client.payments.confirm_absent("order-1", note="not on the dashboard")
+    (record,) = await client.payments.reconcile()
+    assert record.looked_at is not None
+    asked = listings(world)
+    assert await client.payments.reconcile() == []
+    await create(client)
+    assert listings(world) == asked
     assert world.sent == 2
 
 
@@ -704,39 +684,36 @@ async def test_a_list_that_is_too_long_for_a_create(sqlite_file_url: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("days", [0, 3])
 @on_asyncio
-async def test_one_listing_serves_all_refused_keys(store_url: str, days: int) -> None:
+async def test_one_listing_serves_all_refused_keys(world: World, client: AsyncClient, days: int) -> None:
     """Eight payments that were refused, without a code of the contract, are sent again after one listing."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        async with between_others(client):
-            world.sandbox.script(REFUSED_SOFTLY, on="c2b", times=8)
-            for number in range(8):
-                with pytest.raises(APIError):
-                    await create(client, f"order-{number}", amount=100 + number)
-        await world.advance(200 + days * 24 * HOUR)
+    async with between_others(client):
+        world.sandbox.script(REFUSED_SOFTLY, on="c2b", times=8)
         for number in range(8):
-            await create(client, f"order-{number}", amount=100 + number)
-        # After days of silence, the store is compared with its service, too.
-        assert listings(world) == (4 if days else 2)
+            with pytest.raises(APIError):
+                await create(client, f"order-{number}", amount=100 + number)
+    await world.advance(200 + days * 24 * HOUR)
+    for number in range(8):
+        await create(client, f"order-{number}", amount=100 + number)
+    # After days of silence, the store is compared with its service, too.
+    assert listings(world) == (4 if days else 2)
     assert len(world.made) == 10
 
 
 @pytest.mark.slow
-async def test_a_disbursement_that_was_just_refused_waits_for_the_list(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_a_disbursement_that_was_just_refused_waits_for_the_list(world: World, client: AsyncClient) -> None:
     """Within the grace period a look proves little: the key is not sent yet, and needs no decision of an operator."""
-    world = make_world(sqlite_file_url)
     order = {**ORDER, "idempotency_key": "order-1"}
-    async with world.client() as client:
-        async with between_others(client, "disbursements"):
-            world.sandbox.script(REFUSED_SOFTLY, on="b2c")
-            with pytest.raises(APIError):
-                await client.disbursements.create(**order)
-        with pytest.raises(StoreError, match="try again in a few minutes") as caught:
+    async with between_others(client, "disbursements"):
+        world.sandbox.script(REFUSED_SOFTLY, on="b2c")
+        with pytest.raises(APIError):
             await client.disbursements.create(**order)
-        assert caught.value.outcome == "not_sent"
-        assert (await get(client)).state == "REFUSED"
-        await world.advance(121)
-        answer = await client.disbursements.create(**order)
+    with pytest.raises(StoreError, match="try again in a few minutes") as caught:
+        await client.disbursements.create(**order)
+    assert caught.value.outcome == "not_sent"
+    assert (await get(client)).state == "REFUSED"
+    await world.advance(121)
+    answer = await client.disbursements.create(**order)
     assert world.made[-1] == answer.transaction_id
 
 
@@ -833,25 +810,23 @@ async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_u
 
 
 @pytest.mark.costly("runs lines of payments/ownership/recovery.py that no quick test runs")
-@on_asyncio
-async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_url: str) -> None:
+@on_one
+async def test_a_payment_of_last_year_is_found_among_its_own_days(world: World, client: AsyncClient) -> None:
     """An old unknown payment is looked for in its days; the listing leaves out all days since."""
-    world = make_world(sqlite_file_url)
     world.line.has_dates = True
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        await world.advance(40 * 24 * HOUR)
-        for number in range(1200):
-            stranger(world, amount=str(5000 + number))
-        await create(client, "order-1b", amount=4)
-        await world.advance(HOUR)
-        await lose(world, client, "order-2", made=True, amount=3)
-        asked = world.sandbox.requests.count("transactions")
-        old, new = await client.payments.reconcile()
-        assert new.state in {"ACKNOWLEDGED", "FINAL"}
-        # After forty days with so many strangers the store may have been restored: no machine adopts.
-        assert (old.state, len(old.candidates)) == ("UNKNOWN", 1)
-        assert world.sandbox.requests.count("transactions") - asked < 25
+    await lose(world, client, made=True)
+    await world.advance(40 * 24 * HOUR)
+    for number in range(1200):
+        stranger(world, amount=str(5000 + number))
+    await create(client, "order-1b", amount=4)
+    await world.advance(HOUR)
+    await lose(world, client, "order-2", made=True, amount=3)
+    asked = world.sandbox.requests.count("transactions")
+    old, new = await client.payments.reconcile()
+    assert new.state in {"ACKNOWLEDGED", "FINAL"}
+    # After forty days with so many strangers the store may have been restored: no machine adopts.
+    assert (old.state, len(old.candidates)) == ("UNKNOWN", 1)
+    assert world.sandbox.requests.count("transactions") - asked < 25
 
 
 # Clocks
@@ -863,13 +838,12 @@ SKEWS = [-3 * HOUR, -600.0, 0.0, 0.7, 600.0, 3 * HOUR]
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", SKEWS)
 @pytest.mark.parametrize("evidence", ["dates", "own payments", "none"])
-@on_asyncio
-async def test_a_clock_that_is_wrong(sqlite_file_url: str, ahead: float, evidence: str) -> None:
+@on_one
+async def test_a_clock_that_is_wrong(world: World, ahead: float, evidence: str) -> None:
     """However wrong a clock is, a payment that exists is never absent; with samples of the clock it is found.
 
     One that does not exist is found absent where own payments show the clock.
     """
-    world = make_world(sqlite_file_url)
     world.ahead = timedelta(seconds=ahead)
     world.line.has_dates = evidence == "dates"
     async with world.client() as client:
@@ -889,12 +863,11 @@ async def test_a_clock_that_is_wrong(sqlite_file_url: str, ahead: float, evidenc
 
 @pytest.mark.parametrize("ahead", [-3 * HOUR, 3 * HOUR])
 @pytest.mark.parametrize("evidence", ["dates", "own payments"])
-@on_asyncio
+@on_one
 async def test_an_earlier_gift_of_another_system_is_not_taken_for_ours(
-    sqlite_file_url: str, ahead: float, evidence: str
+    world: World, ahead: float, evidence: str
 ) -> None:
     """A transaction that was created long before the payment was sent, on the service's clock, is not adopted."""
-    world = make_world(sqlite_file_url)
     world.ahead = timedelta(seconds=ahead)
     world.line.has_dates = evidence == "dates"
     stranger(world)
@@ -914,20 +887,18 @@ async def test_an_earlier_gift_of_another_system_is_not_taken_for_ours(
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [-2 * HOUR, 2 * HOUR])
 @pytest.mark.parametrize("has_dates", [True, False])
-@on_asyncio
-async def test_a_clock_that_was_set_meanwhile(sqlite_file_url: str, by: float, has_dates: bool) -> None:
+@on_one
+async def test_a_clock_that_was_set_meanwhile(world: World, client: AsyncClient, by: float, has_dates: bool) -> None:
     """Payments from before a clock was set do not make a later one that exists look absent."""
-    world = make_world(sqlite_file_url)
     world.line.has_dates = has_dates
-    async with world.client() as client:
-        await create(client, "earlier", amount=77)
-        world.ahead = timedelta(seconds=by)
-        await lose(world, client, made=True)
-        await world.advance(300)
-        for _ in range(3):
-            await client.payments.reconcile()
-            await world.advance(1)
-        record = await get(client)
+    await create(client, "earlier", amount=77)
+    world.ahead = timedelta(seconds=by)
+    await lose(world, client, made=True)
+    await world.advance(300)
+    for _ in range(3):
+        await client.payments.reconcile()
+        await world.advance(1)
+    record = await get(client)
     assert record.state != "ABSENT"
     assert record.transaction_id in {None, world.made[-1]}
 
@@ -952,52 +923,46 @@ async def test_the_clock_of_a_sandbox_moves_that_of_its_clients(sqlite_file_url:
             assert record.is_adopted
 
 
-async def test_stale_payments_are_found_out(store_url: str) -> None:
+async def test_stale_payments_are_found_out(world: World, client: AsyncClient) -> None:
     """A payment of a dead process is left alone while its request may live, or as long as the caller says."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await leave(world)
-        assert await client.payments.reconcile() == []
-        assert await client.payments.reconcile(stale_after=60) == []
-        assert [each.state for each in await client.payments.unresolved()] == ["SENDING"]
-        (record,) = await client.payments.reconcile(stale_after=0)
-        assert record.transaction_id == world.made[0]
-
-
-async def test_without_a_word_stale_is_what_no_request_can_outlive(sqlite_file_url: str) -> None:
-    """By default a payment of a dead process counts as unknown when its time-out, and a margin, are over."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        began_at = anyio.current_time()
-        await leave(world)
-        await world.advance(9 - (anyio.current_time() - began_at))
-        assert await client.payments.reconcile() == []
-        await world.advance(2)
-        (record,) = await client.payments.reconcile()
+    await leave(world)
+    assert await client.payments.reconcile() == []
+    assert await client.payments.reconcile(stale_after=60) == []
+    assert [each.state for each in await client.payments.unresolved()] == ["SENDING"]
+    (record,) = await client.payments.reconcile(stale_after=0)
     assert record.transaction_id == world.made[0]
 
 
-async def test_what_this_process_sends_is_never_stale(sqlite_file_url: str) -> None:
+@on_sqlite
+async def test_without_a_word_stale_is_what_no_request_can_outlive(world: World, client: AsyncClient) -> None:
+    """By default a payment of a dead process counts as unknown when its time-out, and a margin, are over."""
+    began_at = anyio.current_time()
+    await leave(world)
+    await world.advance(9 - (anyio.current_time() - began_at))
+    assert await client.payments.reconcile() == []
+    await world.advance(2)
+    (record,) = await client.payments.reconcile()
+    assert record.transaction_id == world.made[0]
+
+
+@on_sqlite
+async def test_what_this_process_sends_is_never_stale(world: World, client: AsyncClient) -> None:
     """`stale_after=0` does not concern the payments that this very process is sending."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
 
-        async def meanwhile(request: httpx.Request) -> None:
-            world.line.before = None
-            assert await client.payments.reconcile(stale_after=0) == []
+    async def meanwhile(request: httpx.Request) -> None:
+        world.line.before = None
+        assert await client.payments.reconcile(stale_after=0) == []
 
-        world.line.before = meanwhile
-        await create(client)
+    world.line.before = meanwhile
+    await create(client)
     assert world.happened() == ["sent", "acknowledged"]
 
 
 @pytest.mark.parametrize("stale_after", [-1, float("nan"), "0", True])
-@on_asyncio
-async def test_an_age_that_is_none(sqlite_file_url: str, stale_after: Any) -> None:
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        with pytest.raises(InvalidRequest, match="stale_after"):
-            await client.payments.reconcile(stale_after=stale_after)
+@on_one
+async def test_an_age_that_is_none(client: AsyncClient, stale_after: Any) -> None:
+    with pytest.raises(InvalidRequest, match="stale_after"):
+        await client.payments.reconcile(stale_after=stale_after)
 
 
 # Contradictions: a process that was taken for dead, and was not
@@ -1031,9 +996,8 @@ async def _sent_again(other: AsyncClient) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", [_found_out, _called_absent, _released])
-async def test_a_late_answer_is_welcome(store_url: str, meanwhile: Meanwhile) -> None:
+async def test_a_late_answer_is_welcome(world: World, meanwhile: Meanwhile) -> None:
     """The answer of a process that counted as dead is recorded, in any state of the payment."""
-    world = make_world(store_url)
     async with world.client() as client, world.client(world.store(grace=0)) as other:
         await create(other, "before", amount=7)
 
@@ -1067,9 +1031,8 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
 
 
 @pytest.mark.costly("runs lines of payments/records/journal.py that no quick test runs")
-async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(store_url: str) -> None:
+async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(world: World) -> None:
     """Two payments under one key, by a wrong confirmation, are reported: raised, and kept in the history."""
-    world = make_world(store_url)
     async with world.client() as client, world.client(world.store(grace=0)) as other:
 
         async def before(request: httpx.Request) -> None:
@@ -1121,9 +1084,8 @@ async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_
 
 @pytest.mark.slow
 @on_asyncio
-async def test_history_is_complete_and_only_grows(store_url: str) -> None:
+async def test_history_is_complete_and_only_grows(world: World) -> None:
     """Through a whole life each entry stays as it was, in order, and each change of state is there."""
-    world = make_world(store_url)
     seen: list[Any] = []
 
     async def look(client: AsyncClient) -> None:

@@ -44,6 +44,7 @@ from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew
 from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.records.unmatched import digest
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
+from tests.payments.service import on_sqlite
 from tests.payments.tables import insert_line
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
@@ -262,21 +263,20 @@ def fail_list() -> Any:
 
 
 @pytest.mark.slow
-async def test_a_store_in_contact_asks_for_no_list(sqlite_file_url: str, kind: str) -> None:
+@on_sqlite
+async def test_a_store_in_contact_asks_for_no_list(world: World, client: AsyncClient, kind: str) -> None:
     """However quiet its business is: `reconcile` keeps the contact. After five minutes without, one list is read."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        for each in range(4):
-            await world.pay(client, [order(kind, f"own {each}", each)])
-            for _ in range(5):
-                await anyio.sleep(2 * MINUTE)
-                await client.payments.reconcile()
-        assert world.service.lists == 0
-        await anyio.sleep(6 * MINUTE)
-        await world.pay(client, [order(kind, "later", 60)])
-        assert world.service.lists == 1
-        await world.pay(client, [order(kind, "another", 61)])
-        assert world.service.lists == 1
+    for each in range(4):
+        await world.pay(client, [order(kind, f"own {each}", each)])
+        for _ in range(5):
+            await anyio.sleep(2 * MINUTE)
+            await client.payments.reconcile()
+    assert world.service.lists == 0
+    await anyio.sleep(6 * MINUTE)
+    await world.pay(client, [order(kind, "later", 60)])
+    assert world.service.lists == 1
+    await world.pay(client, [order(kind, "another", 61)])
+    assert world.service.lists == 1
 
 
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
@@ -299,42 +299,37 @@ async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: st
 
 
 @pytest.mark.slow
-async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str, kind: str) -> None:
+async def test_a_process_notices_that_the_store_lost_its_payments(world: World, client: AsyncClient, kind: str) -> None:
     """Without a silent time, as after a failover: the newest record is older than what the process remembers."""
-    world = make_world(store_url)
     orders = [order(kind, f"forgotten {each}", each) for each in range(10)]
-    async with world.client() as client:
-        await world.pay(client, [order(kind, "kept", 100)])
-        await anyio.sleep(1)
-        await world.pay(client, orders)
-        forget(world.url, "forgotten%")
-        await stopped(world, client, orders)
-        await anyio.sleep(GRACE)  # a disbursement waits until the list must show all that is lost
-        await world.pay(client, [order(kind, "new", 200)])
-        await stopped(world, client, orders)
+    await world.pay(client, [order(kind, "kept", 100)])
+    await anyio.sleep(1)
+    await world.pay(client, orders)
+    forget(world.url, "forgotten%")
+    await stopped(world, client, orders)
+    await anyio.sleep(GRACE)  # a disbursement waits until the list must show all that is lost
+    await world.pay(client, [order(kind, "new", 200)])
+    await stopped(world, client, orders)
 
 
-async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) -> None:
+async def test_a_lost_payment_that_the_list_does_not_show_yet(world: World, client: AsyncClient) -> None:
     """Disbursements wait for the grace period, since it is certain that something was lost; collections go on."""
-    world = make_world(store_url)
     lost = order("disbursements", "forgotten", 1)
-    async with world.client() as client:
-        await world.pay(client, [order("disbursements", "kept", 100)])
-        await anyio.sleep(MINUTE)
-        world.service.list = ListBehaviour(lag=timedelta(seconds=GRACE - 10))
-        await world.pay(client, [lost])
-        forget(world.url, "forgotten%")
-        await stopped(world, client, [lost, order("disbursements", "new", 2)])
-        await world.pay(client, [order("collections", "collection", 3)])
-        await anyio.sleep(GRACE)
-        await stopped(world, client, [lost])
-        await world.pay(client, [order("disbursements", "new", 2)])
+    await world.pay(client, [order("disbursements", "kept", 100)])
+    await anyio.sleep(MINUTE)
+    world.service.list = ListBehaviour(lag=timedelta(seconds=GRACE - 10))
+    await world.pay(client, [lost])
+    forget(world.url, "forgotten%")
+    await stopped(world, client, [lost, order("disbursements", "new", 2)])
+    await world.pay(client, [order("collections", "collection", 3)])
+    await anyio.sleep(GRACE)
+    await stopped(world, client, [lost])
+    await world.pay(client, [order("disbursements", "new", 2)])
 
 
 @pytest.mark.slow
-async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) -> None:
+async def test_a_list_that_is_late_completes_the_gap(world: World, kind: str) -> None:
     """What the list shows within the grace period after the first comparison is of the gap, too."""
-    world = make_world(store_url)
     orders = await sell(world, kind)
     await anyio.sleep(10 * MINUTE)
     late = order(kind, "forgotten late", 50)
@@ -348,9 +343,8 @@ async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) 
 
 
 @pytest.mark.slow
-async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> None:
+async def test_a_list_that_cannot_be_read(world: World, fail_list: Any) -> None:
     """Collections go on, disbursements wait; the comparison is made up for, whatever was paid meanwhile."""
-    world = make_world(store_url)
     lost = await sell(world, "disbursements")
     await anyio.sleep(HOUR)
     world.service.answer_list = fail_list
@@ -365,21 +359,18 @@ async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> Non
 
 
 @pytest.mark.slow
-async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_list: Any) -> None:
+async def test_a_busy_merchant_is_never_stopped(world: World, client: AsyncClient, kind: str, fail_list: Any) -> None:
     """Routine comparisons stop nothing, whether the list can be read or not, is late or empty."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        for each in range(60):
-            behaviour = [ListBehaviour(), ListBehaviour(lag=timedelta(hours=2)), ListBehaviour(total_count=lambda _: 0)]
-            world.service.list = behaviour[each % 3]
-            world.service.answer_list = fail_list if each % 4 == 3 else lambda request: None
-            await world.pay(client, [order(kind, f"k{each}", each)])
-            await anyio.sleep(4 * MINUTE)
+    for each in range(60):
+        behaviour = [ListBehaviour(), ListBehaviour(lag=timedelta(hours=2)), ListBehaviour(total_count=lambda _: 0)]
+        world.service.list = behaviour[each % 3]
+        world.service.answer_list = fail_list if each % 4 == 3 else lambda request: None
+        await world.pay(client, [order(kind, f"k{each}", each)])
+        await anyio.sleep(4 * MINUTE)
 
 
-async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> None:
+async def test_masked_numbers_stop_what_fits_them(world: World, kind: str) -> None:
     """Where the list shows a part of a number, that part counts; an import then needs the whole number."""
-    world = make_world(store_url)
     world.service.list = ListBehaviour(
         spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
     )
@@ -431,9 +422,8 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
     engine.dispose()
 
 
-async def test_other_systems_that_pay_too(store_url: str) -> None:
+async def test_other_systems_that_pay_too(world: World) -> None:
     """With `sole_writer=False` the newest rows prove nothing, and nothing is stopped."""
-    world = make_world(store_url)
     store = SQLStore(world.url, grace=GRACE, sole_writer=False)
     async with world.client(store=store) as client:
         await world.pay(client, [order("disbursements", "first", 1)])
@@ -467,9 +457,8 @@ async def test_another_merchant_is_reported_and_an_operator_may_rebind(
     assert not [event for event in events if isinstance(event, StoreBehind)]
 
 
-async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str) -> None:
+async def test_new_credentials_that_cannot_be_checked(world: World, kind: str) -> None:
     """Collections go on, disbursements wait."""
-    world = make_world(store_url)
     world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
     async with world.client() as client:
         await world.pay(client, [order(kind, "first", 1)])
@@ -562,14 +551,13 @@ def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], s
 
 
 @pytest.mark.slow
-async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, restore: Callable[[str], str]) -> None:
+async def test_a_restored_backup_pays_nothing_again(world: World, kind: str, restore: Callable[[str], str]) -> None:
     """The orders of the hour that the store has forgotten are tried again: none of them is sent, others are."""
-    world = make_world(store_url)
     forgotten = [order(kind, f"forgotten {each}", each) for each in range(5)]
     async with world.client() as client:
         await world.pay(client, [order(kind, f"kept {each}", 100 + each) for each in range(3)])
-    world.url = restore(store_url)
-    old = World(store_url, world.service, world.utcnow)
+    old = World(world.url, world.service, world.utcnow)
+    world.url = restore(world.url)
     await anyio.sleep(10 * MINUTE)
     async with old.client() as client:
         for each in forgotten:
@@ -590,9 +578,8 @@ async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, r
 
 
 @pytest.mark.parametrize("what", ["another payment", "another attempt"])
-async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what: str) -> None:
+async def test_a_backup_that_is_restored_beneath_a_process(world: World, what: str) -> None:
     """The store has the newest payment of the process, but lacks one of another process, or one that was sent again."""
-    world = make_world(store_url)
     asked = order("disbursements", "asked")
     async with world.client() as client, world.client() as other:
         if what == "another attempt":
@@ -664,15 +651,14 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
 
 @pytest.mark.costly("runs lines of payments/outbox/outbox.py, payments/ownership/imports.py that no quick test runs")
 async def test_a_restored_store_with_queued_payments_is_still_quiet(
-    store_url: str, restore: Callable[[str], str]
+    world: World, restore: Callable[[str], str]
 ) -> None:
     """What is enqueued after a backup was restored does not pass for a payment that the service has seen."""
-    world = make_world(store_url)
     forgotten = [order("disbursements", f"forgotten {each}", each) for each in range(3)]
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "kept", 100)])
-    world.url = restore(store_url)
-    async with World(store_url, world.service, world.utcnow).client() as client:
+    url, world.url = world.url, restore(world.url)
+    async with World(url, world.service, world.utcnow).client() as client:
         await world.pay(client, forgotten)
     await anyio.sleep(10 * MINUTE)
     async with world.client() as client:

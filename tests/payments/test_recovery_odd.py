@@ -14,6 +14,7 @@ import pytest
 
 from mobilemoney_async import (
     Acknowledgement,
+    AsyncClient,
     DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
@@ -57,9 +58,8 @@ def let_run(world: World, ahead: timedelta) -> None:
     ],
     ids=str,
 )
-async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: timedelta, newest_first: bool) -> None:
+async def test_a_service_with_another_clock(world: World, kind: str, ahead: timedelta, newest_first: bool) -> None:
     """Its clock may be off by minutes, or show another time zone: nothing that the store forgot is paid again."""
-    world = make_world(store_url)
     let_run(world, ahead)
     world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
     orders = await sell(world, kind)
@@ -71,9 +71,8 @@ async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: ti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest_first", [True, False])
-async def test_a_long_list_in_any_order(store_url: str, kind: str, newest_first: bool) -> None:
+async def test_a_long_list_in_any_order(world: World, kind: str, newest_first: bool) -> None:
     """What was forgotten is found between pages of long before and the last one."""
-    world = make_world(store_url)
     world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
     async with world.client() as client:
         await world.pay(client, [order(kind, f"old {each}", 300 + each) for each in range(30)])
@@ -87,9 +86,8 @@ async def test_a_long_list_in_any_order(store_url: str, kind: str, newest_first:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
-async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: str, kind: str, ahead: timedelta) -> None:
+async def test_an_imported_transaction_is_not_compared_by_its_time(world: World, kind: str, ahead: timedelta) -> None:
     """The store knows it by the service's clock only, and a list that shows it there hides nothing."""
-    world = make_world(store_url)
     let_run(world, ahead)
     orders = await sell(world, kind, forgotten=3)
     await anyio.sleep(HOUR)
@@ -104,9 +102,8 @@ async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: st
 
 
 @pytest.mark.slow
-async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
+async def test_an_empty_list_shows_nothing(world: World, kind: str) -> None:
     """A list without any payment of ours stops nothing; but it is compared once more after the grace period."""
-    world = make_world(store_url)
     orders = await sell(world, kind)
     await anyio.sleep(10 * MINUTE)
     world.service.list = ListBehaviour(empty_until=world.utcnow() + timedelta(seconds=10))
@@ -117,9 +114,8 @@ async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
         await world.pay(client, [order(kind, "another", 201)])
 
 
-async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> None:
+async def test_a_list_that_is_cut_stops_nothing(world: World, kind: str) -> None:
     """A list of one day shows nothing of a merchant that rested for three, and costs two comparisons."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order(kind, "old")])
     await anyio.sleep(3 * DAY)
@@ -132,9 +128,8 @@ async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> No
 
 
 @pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
-async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind: str) -> None:
+async def test_a_list_that_is_read_before_the_first_payment(world: World, kind: str) -> None:
     """A poller may list the forgotten payments long before one is tried again: until then they are strangers."""
-    world = make_world(store_url)
     orders = await sell(world, kind)
     await anyio.sleep(10 * MINUTE)
     async with world.client() as client:
@@ -146,9 +141,8 @@ async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind
 
 
 @pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
-async def test_rows_that_were_reported_before_a_living_process_looks(store_url: str, kind: str) -> None:
+async def test_rows_that_were_reported_before_a_living_process_looks(world: World, kind: str) -> None:
     """Rolled back under two living processes, one of which reports its own lost payments first: all are stopped."""
-    world = make_world(store_url)
     orders = [order(kind, f"forgotten {each}", each) for each in range(5)]
     async with world.client() as client, world.client() as other:
         await world.pay(client, [order(kind, "kept", 100)])
@@ -164,54 +158,50 @@ async def test_rows_that_were_reported_before_a_living_process_looks(store_url: 
 
 
 @pytest.mark.slow
-async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(store_url: str) -> None:
+async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(world: World, client: AsyncClient) -> None:
     """It shows some of the lost payments, but not yet the newest one that the process remembers."""
-    world = make_world(store_url)
     orders = [order("disbursements", f"forgotten {each}", each) for each in range(10)]
-    async with world.client() as client:
-        await world.pay(client, [order("disbursements", "kept", 100)])
-        world.service.list = ListBehaviour(lag=timedelta(seconds=60))
-        for each in orders:
-            await anyio.sleep(10)
-            await world.pay(client, [each])
-        forget(world.url, "forgotten%")
-        lists = world.service.lists
-        await stopped(world, client, orders)
-        assert world.service.lists <= lists + 4  # it is not asked for with each payment
-        await anyio.sleep(GRACE)
-        await stopped(world, client, orders)
-        await world.pay(client, [order("disbursements", "new", 200)])
+    await world.pay(client, [order("disbursements", "kept", 100)])
+    world.service.list = ListBehaviour(lag=timedelta(seconds=60))
+    for each in orders:
+        await anyio.sleep(10)
+        await world.pay(client, [each])
+    forget(world.url, "forgotten%")
+    lists = world.service.lists
+    await stopped(world, client, orders)
+    assert world.service.lists <= lists + 4  # it is not asked for with each payment
+    await anyio.sleep(GRACE)
+    await stopped(world, client, orders)
+    await world.pay(client, [order("disbursements", "new", 200)])
 
 
-async def test_a_rollback_during_a_payment(store_url: str, kind: str) -> None:
+async def test_a_rollback_during_a_payment(world: World, client: AsyncClient, kind: str) -> None:
     """Its result has no record any more: the call says so, and the process goes on."""
-    world, lost = make_world(store_url), order(kind, "forgotten", 1)
-    async with world.client() as client:
-        await world.pay(client, [order(kind, "kept", 100)])
-        await anyio.sleep(MINUTE)
-        world.service.answer_after = 20.0
-        answers: list[Any] = []
+    lost = order(kind, "forgotten", 1)
+    await world.pay(client, [order(kind, "kept", 100)])
+    await anyio.sleep(MINUTE)
+    world.service.answer_after = 20.0
+    answers: list[Any] = []
 
-        async def pay() -> None:
-            answers.append(await world.attempt(client, lost))
+    async def pay() -> None:
+        answers.append(await world.attempt(client, lost))
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(pay)
-            await anyio.sleep(5)
-            forget(world.url, "forgotten%")
-        assert isinstance(answers[0], OutcomeUnknown)
-        assert world.made("forgotten")[0] in str(answers[0])
-        world.service.answer_after = 0.0
-        await stopped(world, client, [lost])
-        await anyio.sleep(GRACE)
-        await world.pay(client, [order(kind, "new", 200)])
-        await stopped(world, client, [lost])
+    async with anyio.create_task_group() as group:
+        group.start_soon(pay)
+        await anyio.sleep(5)
+        forget(world.url, "forgotten%")
+    assert isinstance(answers[0], OutcomeUnknown)
+    assert world.made("forgotten")[0] in str(answers[0])
+    world.service.answer_after = 0.0
+    await stopped(world, client, [lost])
+    await anyio.sleep(GRACE)
+    await world.pay(client, [order(kind, "new", 200)])
+    await stopped(world, client, [lost])
 
 
 @pytest.mark.slow
-async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_url: str) -> None:
+async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(world: World) -> None:
     """All disbursements were forgotten: one that is tried again shows that the account makes them."""
-    world = make_world(store_url)
     orders = await sell(world, "disbursements", kept=0)
     async with world.client() as client:
         await world.pay(client, [order("collections", "sold", 300)])
@@ -223,9 +213,8 @@ async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_
         await stopped(world, client, orders)
 
 
-async def test_a_merchant_whose_other_systems_pay_ends_the_stop(store_url: str, kind: str) -> None:
+async def test_a_merchant_whose_other_systems_pay_ends_the_stop(world: World, kind: str) -> None:
     """What another till made in a silent time stops its kind; the message names `sole_writer=False`, which ends it."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order(kind, "first", 100)])
     await anyio.sleep(10 * MINUTE)
@@ -239,9 +228,8 @@ async def test_a_merchant_whose_other_systems_pay_ends_the_stop(store_url: str, 
 
 
 @pytest.mark.parametrize("deadline", [None, 4.0])
-async def test_a_list_that_hangs_does_not_hold_up_collections(store_url: str, deadline: float | None) -> None:
+async def test_a_list_that_hangs_does_not_hold_up_collections(world: World, deadline: float | None) -> None:
     """A collection waits for ten seconds, or for half its deadline, and the next ones not at all."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order("collections", "first", 100)])
     await anyio.sleep(10 * MINUTE)
@@ -367,9 +355,8 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
 
 
 @pytest.mark.slow
-async def test_all_processes_hear_that_a_final_state_contradicts_the_record(store_url: str) -> None:
+async def test_all_processes_hear_that_a_final_state_contradicts_the_record(world: World) -> None:
     """The one that asks the service for all, and the others."""
-    world = make_world(store_url)
     async with world.client() as client, world.client() as other:
         await world.pay(client, [order("collections")])
         (payment,) = world.service.payments
@@ -450,12 +437,11 @@ async def test_a_row_of_the_account_that_someone_has_edited_is_an_error_of_ours(
     assert len(sandbox.transactions) == 1
 
 
-async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(store_url: str) -> None:
+async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(world: World) -> None:
     """A row that was edited: the store is compared with its service all the same, and payments go on."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order("collections", "k1", 1)])
-    edit(store_url, payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC)))
+    edit(world.url, payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC)))
     await anyio.sleep(2 * HOUR)
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "k2", 2)])
@@ -498,52 +484,49 @@ async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplo
 
 @pytest.mark.slow
 async def test_a_merchant_is_known_from_its_first_final_state_on(
-    store_url: str, caplog: pytest.LogCaptureFixture
+    world: World, client: AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At no extra request: another merchant's state under the id of a later payment ends that payment no more.
 
     What is shown under an id that was only found in the list teaches nothing, and `rebind` forgets.
     """
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.lose(client, order("collections", "found", 3), made=True)
-        await world.reconcile(client, 5.0)
-        await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
-        found, first, second = world.service.payments
-        found.merchant_id = second.merchant_id = "merchant-2"
-        world.service.list = ListBehaviour(all_merchants=True)
-        async with client.poller(timeout=60) as poller:
-            for payment in (found, first, second):
-                world.service.finish(payment)
-                poller.track(payment.id)
-                if payment is second:
-                    with pytest.raises(StoreError, match="payment 'k2': transaction t-000003 is another merchant's"):
-                        await poller.wait(payment.id)
-                else:
-                    assert (await poller.wait(payment.id)).succeeded
-            await client.payments.rebind(note="Asha: the merchant's id has changed")
-            poller.track(second.id)
-            assert (await poller.wait(second.id)).succeeded
+    await world.lose(client, order("collections", "found", 3), made=True)
+    await world.reconcile(client, 5.0)
+    await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
+    found, first, second = world.service.payments
+    found.merchant_id = second.merchant_id = "merchant-2"
+    world.service.list = ListBehaviour(all_merchants=True)
+    async with client.poller(timeout=60) as poller:
+        for payment in (found, first, second):
+            world.service.finish(payment)
+            poller.track(payment.id)
+            if payment is second:
+                with pytest.raises(StoreError, match="payment 'k2': transaction t-000003 is another merchant's"):
+                    await poller.wait(payment.id)
+            else:
+                assert (await poller.wait(payment.id)).succeeded
+        await client.payments.rebind(note="Asha: the merchant's id has changed")
+        poller.track(second.id)
+        assert (await poller.wait(second.id)).succeeded
     assert caplog.text.count("is another merchant's") == 1
 
 
 @pytest.mark.slow
-async def test_a_merchant_is_known_from_the_first_page_on(store_url: str) -> None:
+async def test_a_merchant_is_known_from_the_first_page_on(world: World, client: AsyncClient) -> None:
     """One that shows a payment of ours, final or not, as it was made."""
-    world, other = make_world(store_url), "merchant-2"
+    other = "merchant-2"
     world.service.list = ListBehaviour(all_merchants=True)
-    async with world.client() as client:
-        await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
-        first, second = world.service.payments
-        second.amount, second.merchant_id = "777", other  # shows nothing about our merchant
-        await client.transactions.page()
-        second.amount, first.merchant_id = "5000", other
-        async with client.poller(timeout=60) as poller:
-            for payment in (first, second):
-                world.service.finish(payment)
-                poller.track(payment.id)
-                with pytest.raises(StoreError, match=f"transaction {payment.id} is another merchant's"):
-                    await poller.wait(payment.id)
+    await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
+    first, second = world.service.payments
+    second.amount, second.merchant_id = "777", other  # shows nothing about our merchant
+    await client.transactions.page()
+    second.amount, first.merchant_id = "5000", other
+    async with client.poller(timeout=60) as poller:
+        for payment in (first, second):
+            world.service.finish(payment)
+            poller.track(payment.id)
+            with pytest.raises(StoreError, match=f"transaction {payment.id} is another merchant's"):
+                await poller.wait(payment.id)
 
 
 async def test_a_transaction_of_another_merchant_ends_no_payment(
@@ -584,9 +567,8 @@ async def test_another_merchants_list_is_not_compared(store_url: str) -> None:
         assert await client.payments.unclaimed(None) == []
 
 
-async def test_an_account_that_moved_to_a_service_with_a_past(store_url: str, kind: str) -> None:
+async def test_an_account_that_moved_to_a_service_with_a_past(world: World, kind: str) -> None:
     """After `rebind`, neither its past nor that it does not know our old transactions stops a payment."""
-    world = make_world(store_url)
     for last in range(10):  # its ids are not those of the new service
         world.service.make("collection", number(400 + last), "5000", merchant_id="merchant-2")
     async with world.client() as client:
@@ -604,9 +586,8 @@ async def test_an_account_that_moved_to_a_service_with_a_past(store_url: str, ki
             await anyio.sleep(10 * MINUTE)
 
 
-async def test_new_credentials_while_lookups_lag(store_url: str) -> None:
+async def test_new_credentials_while_lookups_lag(world: World) -> None:
     """A payment of just now may not be found yet: they look up one that is older than the grace period."""
-    world = make_world(store_url)
     world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
 
     def lag(request: httpx.Request) -> httpx.Response | None:
@@ -657,9 +638,8 @@ class Rotating:
         raise AssertionError
 
 
-async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> None:
+async def test_tokens_that_change_every_hour_cost_one_lookup(world: World) -> None:
     """Those of one source are the same credentials, also for clients with other options."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order("collections", "first", 100)])
     async with world.client(auth=Rotating(world)) as client:
@@ -670,9 +650,8 @@ async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> 
 
 
 @pytest.mark.slow
-async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
+async def test_more_processes_than_an_account_remembers(world: World) -> None:
     """Thirty processes with a token each look an own transaction up once, and not before each payment."""
-    world = make_world(store_url)
     async with AsyncExitStack() as stack:
         clients = []
         for each in range(30):
@@ -690,9 +669,8 @@ async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
             assert world.posts("other") == 0
 
 
-async def test_an_account_that_was_bound_anew_looks_at_older_credentials_again(store_url: str) -> None:
+async def test_an_account_that_was_bound_anew_looks_at_older_credentials_again(world: World) -> None:
     """A client that was known before `rebind` looks its own transaction up, once."""
-    world = make_world(store_url)
     world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
     async with world.client() as client, world.client(auth="new.token") as other:
         await world.pay(client, [order("collections", "first", 1)])
@@ -701,9 +679,8 @@ async def test_an_account_that_was_bound_anew_looks_at_older_credentials_again(s
         assert world.service.lookups == 1
 
 
-async def test_credentials_that_are_refused_raise_that(store_url: str) -> None:
+async def test_credentials_that_are_refused_raise_that(world: World) -> None:
     """Not that the account cannot be checked: the payment would be refused, too."""
-    world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "first", 100)])
     async with world.client(auth="no.token") as client:

@@ -122,89 +122,87 @@ async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str,
 
 
 @pytest.mark.slow
-async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: str) -> None:
+async def test_a_dismissed_candidate_stops_nothing_again(world: World, client: AsyncClient, kind: str) -> None:
     """Once an operator has said what each of the candidates is, and that the payment does not exist, its key sends."""
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        await world.lose(client, asked, made=False)
-        for _ in range(2):  # another system's
-            await anyio.sleep(10)
-            world.service.make(TYPES[kind], asked.phone_number, "5000")
-        await world.reconcile(client, GRACE + MINUTE)
-        record = await world.get(client, "k")
-        assert set(record.candidates) == {"t-000002", "t-000003"}
-        await world.confirm(client, "k")
-        assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
-        for each in record.candidates:
-            await client.payments.explain(each, note="Asha: the till")
-        await world.confirm(client, "k")
-        await anyio.sleep(MINUTE)
-        again = await world.attempt(client, asked)
-        assert isinstance(again, Acknowledgement), again
-        assert world.made("k") == [again.transaction_id]
-        await world.hold(client)
+    asked = order(kind)
+    await pay_another(world, client, kind, "before")
+    await world.lose(client, asked, made=False)
+    for _ in range(2):  # another system's
+        await anyio.sleep(10)
+        world.service.make(TYPES[kind], asked.phone_number, "5000")
+    await world.reconcile(client, GRACE + MINUTE)
+    record = await world.get(client, "k")
+    assert set(record.candidates) == {"t-000002", "t-000003"}
+    await world.confirm(client, "k")
+    assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
+    for each in record.candidates:
+        await client.payments.explain(each, note="Asha: the till")
+    await world.confirm(client, "k")
+    await anyio.sleep(MINUTE)
+    again = await world.attempt(client, asked)
+    assert isinstance(again, Acknowledgement), again
+    assert world.made("k") == [again.transaction_id]
+    await world.hold(client)
 
 
 @pytest.mark.costly(
     "runs lines of payments/ownership/reconciliation.py, payments/creates/creates.py that no quick test runs"
 )
-async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, kind: str) -> None:
+async def test_a_word_about_one_payment_says_nothing_of_another(world: World, client: AsyncClient, kind: str) -> None:
     """Dismissed as candidate of one key, a transaction still keeps the key that has made it from being sent again."""
-    world, first, second = make_world(store_url), order(kind, "first"), order(kind, "second")
-    async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        await anyio.sleep(MINUTE)
-        await world.answered(client, first, refuse_softly, made=True)
-        await world.lose(client, second, made=False)
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await world.reconcile(client, GRACE + MINUTE)
-        assert (await world.get(client, "second")).candidates == tuple(world.made("first"))
-        await world.confirm(client, "second")
-        await anyio.sleep(HOUR)
-        await world.attempt(client, first)
-        assert world.posts("first") == 1
-        await client.payments.identify("first", world.made("first")[0], note="Asha found the receipt")
-        assert isinstance(await world.attempt(client, second), Acknowledgement)
-        await world.hold(client, at_end=True)
+    first, second = order(kind, "first"), order(kind, "second")
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    await world.answered(client, first, refuse_softly, made=True)
+    await world.lose(client, second, made=False)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, GRACE + MINUTE)
+    assert (await world.get(client, "second")).candidates == tuple(world.made("first"))
+    await world.confirm(client, "second")
+    await anyio.sleep(HOUR)
+    await world.attempt(client, first)
+    assert world.posts("first") == 1
+    await client.payments.identify("first", world.made("first")[0], note="Asha found the receipt")
+    assert isinstance(await world.attempt(client, second), Acknowledgement)
+    await world.hold(client, at_end=True)
 
 
-async def test_a_word_needs_no_comparison(store_url: str, kind: str) -> None:
+async def test_a_word_needs_no_comparison(world: World, client: AsyncClient, kind: str) -> None:
     """A new merchant's operator confirms an absence: one look without a match is enough."""
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        await world.lose(client, asked, made=False)
-        await anyio.sleep(GRACE)
-        await world.confirm(client, "k")
-        lists = world.service.lists
-        again = await world.attempt(client, asked)
-        assert isinstance(again, Acknowledgement), again
-        assert world.service.lists > lists
-        await world.hold(client, at_end=True)
+    asked = order(kind)
+    await world.lose(client, asked, made=False)
+    await anyio.sleep(GRACE)
+    await world.confirm(client, "k")
+    lists = world.service.lists
+    again = await world.attempt(client, asked)
+    assert isinstance(again, Acknowledgement), again
+    assert world.service.lists > lists
+    await world.hold(client, at_end=True)
 
 
 @pytest.mark.parametrize("state", ["REFUSED", "RELEASED"])
-async def test_nothing_is_sent_while_the_list_cannot_be_read(store_url: str, kind: str, state: str) -> None:
+async def test_nothing_is_sent_while_the_list_cannot_be_read(
+    world: World, client: AsyncClient, kind: str, state: str
+) -> None:
     """Without a look the call fails, before anything is sent; the payment stays as it is, and the key works later."""
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        how = "refused softly" if state == "REFUSED" else "answer lost"
-        await ask_between_others(world, client, asked, how, made=False)
-        await anyio.sleep(GRACE + MINUTE)
-        if state == "RELEASED":
-            await world.confirm(client, "k")
-            await anyio.sleep(2 * GRACE)
-        world.service.answer_list = unreadable
-        failed = await world.attempt(client, asked)
-        assert isinstance(failed, StoreError), failed
-        assert failed.outcome == "not_sent"
-        assert (await world.get(client, "k")).state == state
-        assert world.posts("k") == 1
-        world.service.answer_list = lambda request: None
-        await anyio.sleep(MINUTE)
-        assert isinstance(await world.attempt(client, asked), Acknowledgement)
-        await world.hold(client, at_end=True)
+    asked = order(kind)
+    how = "refused softly" if state == "REFUSED" else "answer lost"
+    await ask_between_others(world, client, asked, how, made=False)
+    await anyio.sleep(GRACE + MINUTE)
+    if state == "RELEASED":
+        await world.confirm(client, "k")
+        await anyio.sleep(2 * GRACE)
+    world.service.answer_list = unreadable
+    failed = await world.attempt(client, asked)
+    assert isinstance(failed, StoreError), failed
+    assert failed.outcome == "not_sent"
+    assert (await world.get(client, "k")).state == state
+    assert world.posts("k") == 1
+    world.service.answer_list = lambda request: None
+    await anyio.sleep(MINUTE)
+    assert isinstance(await world.attempt(client, asked), Acknowledgement)
+    await world.hold(client, at_end=True)
 
 
 @pytest.mark.slow
@@ -225,23 +223,22 @@ async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(st
         assert isinstance(await world.attempt(client, asked), Acknowledgement)
 
 
-async def test_a_soft_refusal_of_a_new_merchant(store_url: str, kind: str) -> None:
+async def test_a_soft_refusal_of_a_new_merchant(world: World, client: AsyncClient, kind: str) -> None:
     """Where the store knows no payment to compare with, a collection is sent again, and a disbursement waits."""
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        assert isinstance(await world.answered(client, asked, refuse_softly, made=False), APIError)
-        await anyio.sleep(GRACE + MINUTE)
-        again = await world.attempt(client, asked)
-        if kind == "collections":
-            assert isinstance(again, Acknowledgement), again
-        else:
-            assert isinstance(again, OutcomeUnknown), again
-            assert is_openly_unknown(await world.get(client, "k"))
-            assert world.posts("k") == 1
-            await world.confirm(client, "k")
-            assert isinstance(await world.attempt(client, asked), Acknowledgement)
-        assert world.posts("k") == 2
-        await world.hold(client, at_end=True)
+    asked = order(kind)
+    assert isinstance(await world.answered(client, asked, refuse_softly, made=False), APIError)
+    await anyio.sleep(GRACE + MINUTE)
+    again = await world.attempt(client, asked)
+    if kind == "collections":
+        assert isinstance(again, Acknowledgement), again
+    else:
+        assert isinstance(again, OutcomeUnknown), again
+        assert is_openly_unknown(await world.get(client, "k"))
+        assert world.posts("k") == 1
+        await world.confirm(client, "k")
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+    assert world.posts("k") == 2
+    await world.hold(client, at_end=True)
 
 
 @pytest.mark.slow
@@ -296,49 +293,47 @@ async def test_a_look_that_ended_meanwhile_serves_a_create(
 
 @pytest.mark.slow
 @HOW
-async def test_a_soft_refusal_and_its_duplicate(store_url: str, kind: str, how: str) -> None:
+async def test_a_soft_refusal_and_its_duplicate(world: World, client: AsyncClient, kind: str, how: str) -> None:
     """Two keys of one kind, the first refused softly: neither gets the other's transaction, however it went."""
-    world = make_world(store_url)
     pairs = list(itertools.product([True, False], repeat=2))
-    async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        await anyio.sleep(MINUTE)
-        for place, made in enumerate(pairs):
-            for which, answer in enumerate((refuse_softly, ANSWERS[how])):
-                key = f"{['first', 'second'][which]} of {place}: {['not made', 'made'][made[which]]}"
-                await world.answered(client, order(kind, key, place), answer, made=made[which])
-                await anyio.sleep(10)
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
-        await world.hold(client)
-        for record in await client.payments.list():
-            if ":" in record.key:
-                await world.attempt(client, Order(record.key, kind, record.phone_number))
-        await world.hold(client)
-        await world.come_to_rest(client)
-        await world.hold(client, at_end=True)
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    for place, made in enumerate(pairs):
+        for which, answer in enumerate((refuse_softly, ANSWERS[how])):
+            key = f"{['first', 'second'][which]} of {place}: {['not made', 'made'][made[which]]}"
+            await world.answered(client, order(kind, key, place), answer, made=made[which])
+            await anyio.sleep(10)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+    await world.hold(client)
+    for record in await client.payments.list():
+        if ":" in record.key:
+            await world.attempt(client, Order(record.key, kind, record.phone_number))
+    await world.hold(client)
+    await world.come_to_rest(client)
+    await world.hold(client, at_end=True)
 
 
 @pytest.mark.slow
-async def test_a_masked_number_that_two_payments_share_decides_nothing(store_url: str, kind: str) -> None:
+async def test_a_masked_number_that_two_payments_share_decides_nothing(
+    world: World, client: AsyncClient, kind: str
+) -> None:
     """A row whose hidden digits could be those of two lost payments is a candidate of both, and taken for neither."""
-    world = make_world(store_url)
     world.service.list = ListBehaviour(
         spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
     )
     orders = [Order("made", kind, "+255681234567"), Order("missing", kind, "+255689994567")]
-    async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        await anyio.sleep(MINUTE)
-        for each in orders:
-            await world.lose(client, each, made=each.key == "made")
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
-        for each in orders:
-            assert (await world.get(client, each.key)).candidates == ("t-000002",)
-        await world.hold(client, at_end=True)
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    for each in orders:
+        await world.lose(client, each, made=each.key == "made")
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
+    for each in orders:
+        assert (await world.get(client, each.key)).candidates == ("t-000002",)
+    await world.hold(client, at_end=True)
 
 
 # Acknowledgements
@@ -365,16 +360,14 @@ OTHERS: dict[str, Callable[[Row], Row]] = {
 }
 
 
-async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) -> None:
+async def test_an_echo_that_contradicts_is_looked_up(world: World, client: AsyncClient, kind: str) -> None:
     """The acknowledgement has our id and somebody else's values: the transaction of that id decides."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        for place, (name, world.service.acknowledge) in enumerate(OTHERS.items()):
-            again = await world.attempt(client, order(kind, name, place))
-            assert isinstance(again, Acknowledgement), again
-            assert [again.transaction_id] == world.made(name)
-            assert world.service.lookups == place + 1
-        await world.hold(client, at_end=True)
+    for place, (name, world.service.acknowledge) in enumerate(OTHERS.items()):
+        again = await world.attempt(client, order(kind, name, place))
+        assert isinstance(again, Acknowledgement), again
+        assert [again.transaction_id] == world.made(name)
+        assert world.service.lookups == place + 1
+    await world.hold(client, at_end=True)
 
 
 async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_result_unknown(
@@ -395,29 +388,30 @@ async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_resul
 
 
 @pytest.mark.slow
-async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: str, kind: str) -> None:
+async def test_what_an_acknowledgement_has_named_stays_a_candidate(
+    world: World, client: AsyncClient, kind: str
+) -> None:
     """A payment is not called absent while the list shows the transaction that its acknowledgement has named."""
-    world, asked = make_world(store_url), order(kind)
+    asked = order(kind)
 
     def name_a_stranger(request: httpx.Request, payment: Payment | None) -> httpx.Response:
         values = {"transaction_id": "t-000002", "reference": "R2", "amount": "800", "phone_number": number(600)}
         shown = {"status": "success", "message": "accepted", "currency": "TZS", "status_code": "PENDING"}
         return httpx.Response(200, json={**shown, **values})
 
-    async with world.client() as client:
-        await pay_another(world, client, kind, "before")  # t-000001
-        world.service.make(TYPES[kind], number(600), "800")  # t-000002
-        await anyio.sleep(MINUTE)
-        assert isinstance(await world.answered(client, asked, name_a_stranger, made=False), OutcomeUnknown)
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
-        record = await world.get(client, "k")
-        assert (record.state, record.candidates) == (PaymentState.UNKNOWN, ("t-000002",))
-        world.service.list = ListBehaviour(hide=lambda payment: payment.id == "t-000002")
-        await world.reconcile(client, 5 * HOUR, GRACE)
-        record = await world.get(client, "k")
-        assert (record.state, record.candidates) == (PaymentState.ABSENT, ())
+    await pay_another(world, client, kind, "before")  # t-000001
+    world.service.make(TYPES[kind], number(600), "800")  # t-000002
+    await anyio.sleep(MINUTE)
+    assert isinstance(await world.answered(client, asked, name_a_stranger, made=False), OutcomeUnknown)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
+    record = await world.get(client, "k")
+    assert (record.state, record.candidates) == (PaymentState.UNKNOWN, ("t-000002",))
+    world.service.list = ListBehaviour(hide=lambda payment: payment.id == "t-000002")
+    await world.reconcile(client, 5 * HOUR, GRACE)
+    record = await world.get(client, "k")
+    assert (record.state, record.candidates) == (PaymentState.ABSENT, ())
     assert world.posts("k") == 1
 
 

@@ -111,35 +111,31 @@ async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
 
 
 @pytest.mark.costly("runs lines of payments/ownership/unclaimed.py that no quick test runs")
-async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
+async def test_a_row_without_a_time_may_be_of_any_time(world: World, client: AsyncClient) -> None:
     """It is a candidate of its kind: neither adopted nor absent. Payments of other kinds are decided as ever."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.pay(client, [Order("before", "collections", number(1))])
-        await world.lose(client, Order("lost", "collections", number(2)), made=True)
-        hidden = world.service.payments[-1]
-        await world.lose(client, Order("never", "collections", number(3)), made=False)
-        await world.pay(client, [Order("after", "collections", number(4))])
-        world.service.list.spell = lambda row: {**row, "created_at": None} if row["id"] == hidden.id else row
-        await world.reconcile(client, 1.0, GRACE + 5, GRACE + 5, HOUR)
-        lost, never = await world.get(client, "lost"), await world.get(client, "never")
-        assert (lost.state, lost.candidates) == (PaymentState.UNKNOWN, (hidden.id,))
-        assert never.state is PaymentState.ABSENT
-        await world.hold(client)
+    await world.pay(client, [Order("before", "collections", number(1))])
+    await world.lose(client, Order("lost", "collections", number(2)), made=True)
+    hidden = world.service.payments[-1]
+    await world.lose(client, Order("never", "collections", number(3)), made=False)
+    await world.pay(client, [Order("after", "collections", number(4))])
+    world.service.list.spell = lambda row: {**row, "created_at": None} if row["id"] == hidden.id else row
+    await world.reconcile(client, 1.0, GRACE + 5, GRACE + 5, HOUR)
+    lost, never = await world.get(client, "lost"), await world.get(client, "never")
+    assert (lost.state, lost.candidates) == (PaymentState.UNKNOWN, (hidden.id,))
+    assert never.state is PaymentState.ABSENT
+    await world.hold(client)
 
 
 @pytest.mark.costly("runs lines of payments/ownership/evidence.py that no quick test runs")
-async def test_a_row_without_a_time_is_no_control(store_url: str) -> None:
+async def test_a_row_without_a_time_is_no_control(world: World, client: AsyncClient) -> None:
     """Known payments that the list shows without a time prove nothing about the times around them."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.pay(client, [Order("before", "collections", number(1))])
-        await world.lose(client, Order("never", "collections", number(2)), made=False)
-        await world.pay(client, [Order("after", "collections", number(3))])
-        world.service.list.spell = lambda row: {**row, "created_at": ""}
-        await world.reconcile(client, 1.0, GRACE + 5, GRACE + 5, HOUR)
-        assert (await world.get(client, "never")).state is PaymentState.UNKNOWN
-        assert await client.payments.unclaimed() == []
+    await world.pay(client, [Order("before", "collections", number(1))])
+    await world.lose(client, Order("never", "collections", number(2)), made=False)
+    await world.pay(client, [Order("after", "collections", number(3))])
+    world.service.list.spell = lambda row: {**row, "created_at": ""}
+    await world.reconcile(client, 1.0, GRACE + 5, GRACE + 5, HOUR)
+    assert (await world.get(client, "never")).state is PaymentState.UNKNOWN
+    assert await client.payments.unclaimed() == []
 
 
 async def test_a_transaction_looked_up_for_an_acknowledgement_needs_a_time() -> None:

@@ -226,19 +226,18 @@ TRIGGERS = {
 
 
 @pytest.mark.new_database
-async def test_a_row_that_may_not_be_changed_is_an_error_and_no_endless_loop(store_url: str) -> None:
+async def test_a_row_that_may_not_be_changed_is_an_error_and_no_endless_loop(world: World, client: AsyncClient) -> None:
     """A rule of the merchant's database that forbids the update ends the create at once, with its reason."""
-    world, fault = make_world(store_url), Fault(0, "operational")
-    async with world.client() as client:
-        await not_sent(world, client)
-        engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(TRIGGERS[engine.dialect.name])
-        with fault.armed(), pytest.raises(StoreError, match="accounts are closed") as caught:
-            await create(client)
-        assert caught.value.outcome == "not_sent"
-        assert world.sent == 0
-        assert world.states() == ["NOT_SENT"]
+    fault = Fault(0, "operational")
+    await not_sent(world, client)
+    engine = sa.create_engine(world.url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(TRIGGERS[engine.dialect.name])
+    with fault.armed(), pytest.raises(StoreError, match="accounts are closed") as caught:
+        await create(client)
+    assert caught.value.outcome == "not_sent"
+    assert world.sent == 0
+    assert world.states() == ["NOT_SENT"]
 
 
 @pytest.mark.new_database

@@ -116,29 +116,30 @@ TWICE: dict[str, Pays] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TWICE)
-async def test_a_second_transaction_is_reported_and_stops_a_third(store_url: str, kind: str, name: str) -> None:
+async def test_a_second_transaction_is_reported_and_stops_a_third(
+    world: World, client: AsyncClient, kind: str, name: str
+) -> None:
     """It is unclaimed, and a new disbursement of its kind waits for an operator's explanation: no more money leaves.
 
     A collection does not wait: its customer approves it, and the store has lost nothing.
     """
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        await begin(world, client)
-        second = await TWICE[name](world, client, asked)
-        await world.read(client)
-        assert await unclaimed(client) == {second}
-        new = Order("new", kind, asked.phone_number)
-        if kind == "disbursements":
-            stopped = await world.attempt(client, new)
-            assert isinstance(stopped, DuplicateSuspected), stopped
-            assert (stopped.other_key, stopped.transaction_id, stopped.outcome) == (None, second, "not_sent")
-            assert asked.phone_number not in str(stopped)
-            assert world.posts("new") == 0
-            await client.payments.explain(second, note="Asha refunded it")
-        assert isinstance(await world.attempt(client, new), Acknowledgement)
-        await client.payments.explain(second, note="Asha refunded it", by="Asha")
-        await world.read(client)
-        assert await unclaimed(client) == set()
+    asked = order(kind)
+    await begin(world, client)
+    second = await TWICE[name](world, client, asked)
+    await world.read(client)
+    assert await unclaimed(client) == {second}
+    new = Order("new", kind, asked.phone_number)
+    if kind == "disbursements":
+        stopped = await world.attempt(client, new)
+        assert isinstance(stopped, DuplicateSuspected), stopped
+        assert (stopped.other_key, stopped.transaction_id, stopped.outcome) == (None, second, "not_sent")
+        assert asked.phone_number not in str(stopped)
+        assert world.posts("new") == 0
+        await client.payments.explain(second, note="Asha refunded it")
+    assert isinstance(await world.attempt(client, new), Acknowledgement)
+    await client.payments.explain(second, note="Asha refunded it", by="Asha")
+    await world.read(client)
+    assert await unclaimed(client) == set()
 
 
 async def test_a_suspicion_stops_a_kind_for_a_while(store_url: str, kind: str) -> None:
@@ -158,21 +159,19 @@ async def test_a_suspicion_stops_a_kind_for_a_while(store_url: str, kind: str) -
         assert second in await unclaimed(client)
 
 
-async def test_a_transaction_that_failed_stops_nothing(store_url: str, kind: str) -> None:
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        await begin(world, client)
-        second = await another_system_pays(world, client, asked)
-        world.service.finish(world.service.payments[-1], "FAILED")
-        await world.read(client)
-        assert await unclaimed(client) == {second}
-        assert isinstance(await world.attempt(client, Order("new", kind, asked.phone_number)), Acknowledgement)
+async def test_a_transaction_that_failed_stops_nothing(world: World, client: AsyncClient, kind: str) -> None:
+    asked = order(kind)
+    await begin(world, client)
+    second = await another_system_pays(world, client, asked)
+    world.service.finish(world.service.payments[-1], "FAILED")
+    await world.read(client)
+    assert await unclaimed(client) == {second}
+    assert isinstance(await world.attempt(client, Order("new", kind, asked.phone_number)), Acknowledgement)
 
 
 @pytest.mark.parametrize("sole_writer", [None, True, False])
-async def test_strangers_are_reported_unless_others_pay_too(store_url: str, sole_writer: bool | None) -> None:
+async def test_strangers_are_reported_unless_others_pay_too(world: World, sole_writer: bool | None) -> None:
     """A row that fits no attempt is reported, and stops its kind for a sole writer; with others it is not reported."""
-    world = make_world(store_url)
     options: dict[str, Any] = {"grace": GRACE, "sole_writer": sole_writer}
     async with world.client(store=SQLStore(world.url, **options)) as client:
         await begin(world, client)
@@ -184,12 +183,11 @@ async def test_strangers_are_reported_unless_others_pay_too(store_url: str, sole
 
 
 @pytest.mark.parametrize("hours", [-3, 0, 3])
-async def test_what_is_older_than_the_account_is_history(store_url: str, hours: int) -> None:
+async def test_what_is_older_than_the_account_is_history(world: World, hours: int) -> None:
     """Transactions from before the store's first record are not reported, nor is what the store claims.
 
     What came after is, whatever the service's clock shows.
     """
-    world = make_world(store_url)
     world.service.utcnow = lambda: world.utcnow() + timedelta(hours=hours)
     for each in range(5):
         world.service.make("collection", number(each), "5000")
@@ -203,21 +201,20 @@ async def test_what_is_older_than_the_account_is_history(store_url: str, hours: 
 
 
 @pytest.mark.slow
-async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str, kind: str) -> None:
+async def test_a_row_that_an_open_payment_may_be_is_its_candidate(world: World, client: AsyncClient, kind: str) -> None:
     """An unknown payment may have made one transaction: of two of its kind, one is a stranger, whichever that is."""
-    world, asked = make_world(store_url), order(kind)
-    async with world.client() as client:
-        await begin(world, client)
-        world.service.repeats = 2
-        await world.lose(client, asked, made=True)
-        world.service.repeats = 1
-        await world.read(client)
-        await world.reconcile(client, 0.0)
-        assert len(await unclaimed(client) & {*world.made("k")}) == 1
-        assert set((await world.get(client, "k")).candidates) == {*world.made("k")}
-        await client.payments.identify("k", world.made("k")[1], note="Asha found the receipt")
-        await world.read(client)
-        assert await unclaimed(client) == {world.made("k")[0]}
+    asked = order(kind)
+    await begin(world, client)
+    world.service.repeats = 2
+    await world.lose(client, asked, made=True)
+    world.service.repeats = 1
+    await world.read(client)
+    await world.reconcile(client, 0.0)
+    assert len(await unclaimed(client) & {*world.made("k")}) == 1
+    assert set((await world.get(client, "k")).candidates) == {*world.made("k")}
+    await client.payments.identify("k", world.made("k")[1], note="Asha found the receipt")
+    await world.read(client)
+    assert await unclaimed(client) == {world.made("k")[0]}
 
 
 @pytest.mark.costly("runs lines of payments/feed/feed.py, payments/feed/consumers.py that no quick test runs")
@@ -269,35 +266,35 @@ async def a_reconciliation(client: AsyncClient, ids: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look", [a_poller, a_bulk_lookup, a_reconciliation])
-async def test_every_page_counts(store_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
+async def test_every_page_counts(
+    world: World, client: AsyncClient, look: Callable[[AsyncClient, list[str]], Any]
+) -> None:
     """Whatever reads the list, a repeated payment is noticed, at no request of its own."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await begin(world, client)
-        second = await a_proxy_repeats(world, client, order("collections"))
-        await world.pay(client, [Order(f"many {each}", "collections", number(50 + each)) for each in range(30)])
-        if look is a_reconciliation:
-            await world.lose(client, Order("lost", "collections", number(9)), made=False)
-        ids = [payment.id for payment in world.service.payments if payment.id != second]
-        for _ in range(2):
-            await anyio.sleep(GRACE + MINUTE)
-            await look(client, ids[1:])
-        assert await unclaimed(client) == {second}
+    await begin(world, client)
+    second = await a_proxy_repeats(world, client, order("collections"))
+    await world.pay(client, [Order(f"many {each}", "collections", number(50 + each)) for each in range(30)])
+    if look is a_reconciliation:
+        await world.lose(client, Order("lost", "collections", number(9)), made=False)
+    ids = [payment.id for payment in world.service.payments if payment.id != second]
+    for _ in range(2):
+        await anyio.sleep(GRACE + MINUTE)
+        await look(client, ids[1:])
+    assert await unclaimed(client) == {second}
 
 
-async def test_a_page_of_known_rows_asks_nothing_of_the_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_of_known_rows_asks_nothing_of_the_store(
+    world: World, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The good path costs no query: the rows of this process's own payments are known."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await world.pay(client, [order("collections", f"k{each}", each) for each in range(5)])
+    await world.pay(client, [order("collections", f"k{each}", each) for each in range(5)])
 
-        def fail(*_: Any) -> None:
-            raise AssertionError("the store was asked")
+    def fail(*_: Any) -> None:
+        raise AssertionError("the store was asked")
 
-        monkeypatch.setattr(module, "_look", fail)
-        page = await client.transactions.page()
-        assert len(page) == 5
-        assert world.service.lists == 1
+    monkeypatch.setattr(module, "_look", fail)
+    page = await client.transactions.page()
+    assert len(page) == 5
+    assert world.service.lists == 1
 
 
 async def test_a_payment_on_its_way_is_left_alone(store_url: str, kind: str) -> None:
@@ -350,25 +347,21 @@ async def test_processes_that_read_the_list_once_judge_what_others_have_seen(sto
         assert await unclaimed(command) == {second}
 
 
-async def test_a_row_that_nobody_has_read_for_weeks_is_reported(store_url: str) -> None:
-    world = make_world(store_url)
-    async with world.client() as client:
-        await begin(world, client)
-        made = world.service.make("collection", number(1), "5000")
-        await anyio.sleep(20 * DAY)
-        await world.read(client)
-        assert await unclaimed(client) == {made.id}
+async def test_a_row_that_nobody_has_read_for_weeks_is_reported(world: World, client: AsyncClient) -> None:
+    await begin(world, client)
+    made = world.service.make("collection", number(1), "5000")
+    await anyio.sleep(20 * DAY)
+    await world.read(client)
+    assert await unclaimed(client) == {made.id}
 
 
-async def test_rows_of_another_merchant_are_not_reported(store_url: str) -> None:
+async def test_rows_of_another_merchant_are_not_reported(world: World, client: AsyncClient) -> None:
     """The merchant is the one of the rows that our own acknowledgements name."""
-    world = make_world(store_url)
     world.service.list = ListBehaviour(all_merchants=True)
-    async with world.client() as client:
-        await begin(world, client)
-        world.service.make("collection", number(600), "700", merchant_id="merchant-2")
-        await world.read(client)
-        assert await unclaimed(client) == set()
+    await begin(world, client)
+    world.service.make("collection", number(600), "700", merchant_id="merchant-2")
+    await world.read(client)
+    assert await unclaimed(client) == set()
 
 
 def masked(row: dict[str, Any]) -> dict[str, Any]:
@@ -385,55 +378,52 @@ SPELLINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, name: str) -> None:
+async def test_a_repeated_payment_is_noticed_in_any_spelling(world: World, client: AsyncClient, name: str) -> None:
     """The new key of its kind is stopped, although the list does not spell its number or type as we do."""
-    world, asked = make_world(store_url), order("disbursements")
+    asked = order("disbursements")
     world.service.list = ListBehaviour(spell=SPELLINGS[name])
-    async with world.client() as client:
-        await begin(world, client)
-        second = await a_proxy_repeats(world, client, asked)
-        await world.read(client)
-        (found,) = await client.payments.unclaimed()
-        assert (found.transaction_id, found.fits_key, found.type) == (second, "k", "disbursement")
-        assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
+    await begin(world, client)
+    second = await a_proxy_repeats(world, client, asked)
+    await world.read(client)
+    (found,) = await client.payments.unclaimed()
+    assert (found.transaction_id, found.fits_key, found.type) == (second, "k", "disbursement")
+    assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
 
 
 # What is done about them
 
 
 @pytest.mark.slow
-async def test_a_key_that_was_not_sent_waits_too(store_url: str) -> None:
+async def test_a_key_that_was_not_sent_waits_too(world: World, client: AsyncClient) -> None:
     """An operator may have paid by hand while the network was away: the order is not paid again by its own key."""
-    world, asked = make_world(store_url), order("disbursements")
+    asked = order("disbursements")
 
     def refused(request: httpx.Request, payment: Payment | None) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
-    async with world.client() as client:
-        await begin(world, client)
-        await world.answered(client, asked, refused, made=False)
-        assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
-        paid = world.service.make("disbursement", asked.phone_number, "5000")
-        await world.read(client)
-        stopped = await world.attempt(client, asked)
-        assert isinstance(stopped, DuplicateSuspected), stopped
-        assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
-        await client.payments.explain(paid.id, note="Asha tested the dashboard")
-        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+    await begin(world, client)
+    await world.answered(client, asked, refused, made=False)
+    assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
+    paid = world.service.make("disbursement", asked.phone_number, "5000")
+    await world.read(client)
+    stopped = await world.attempt(client, asked)
+    assert isinstance(stopped, DuplicateSuspected), stopped
+    assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
+    await client.payments.explain(paid.id, note="Asha tested the dashboard")
+    assert isinstance(await world.attempt(client, asked), Acknowledgement)
 
 
-async def test_what_fails_later_stops_nothing_any_more(store_url: str) -> None:
-    world, asked = make_world(store_url), order("disbursements")
-    async with world.client() as client:
-        await begin(world, client)
-        await another_system_pays(world, client, asked)
-        await world.read(client)
-        assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
-        world.service.finish(world.service.payments[-1], "INSUFFICIENT_FUNDS")
-        await client.transactions.page()
-        (found,) = await client.payments.unclaimed()
-        assert found.status == "INSUFFICIENT_FUNDS"
-        assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
+async def test_what_fails_later_stops_nothing_any_more(world: World, client: AsyncClient) -> None:
+    asked = order("disbursements")
+    await begin(world, client)
+    await another_system_pays(world, client, asked)
+    await world.read(client)
+    assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
+    world.service.finish(world.service.payments[-1], "INSUFFICIENT_FUNDS")
+    await client.transactions.page()
+    (found,) = await client.payments.unclaimed()
+    assert found.status == "INSUFFICIENT_FUNDS"
+    assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
 
 
 async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: str) -> None:
@@ -451,66 +441,65 @@ async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: st
         await client.payments.identify("k", record.candidates[0], note="Asha found the receipt")
 
 
-async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(store_url: str) -> None:
+async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(
+    world: World, client: AsyncClient
+) -> None:
     """As when someone identifies it: it is not explained by hand as well."""
-    world, asked = make_world(store_url), order("collections")
-    async with world.client() as client:
-        await begin(world, client)
-        second = await another_system_pays(world, client, asked)
-        await world.read(client)
-        await world.lose(client, order("collections", "new", 2), made=False)
-        store = account_store(SQLStore(world.url))
-        adopted = "UPDATE mobilemoney_payment_records SET phone_number = :number WHERE key = 'new'"
-        await store.database.write(lambda each: each.execute(sa.text(adopted), {"number": asked.phone_number}))
-        await client.payments.identify("new", second, note="Asha found the receipt")
-        assert await client.payments.unclaimed() == []
-        (found,) = await client.payments.unclaimed("claimed")
-        assert found.transaction_id == second
-        with pytest.raises(StoreError, match="is a payment of this store"):
-            await client.payments.explain(second, note="no")
-        store.database.close()
+    asked = order("collections")
+    await begin(world, client)
+    second = await another_system_pays(world, client, asked)
+    await world.read(client)
+    await world.lose(client, order("collections", "new", 2), made=False)
+    store = account_store(SQLStore(world.url))
+    adopted = "UPDATE mobilemoney_payment_records SET phone_number = :number WHERE key = 'new'"
+    await store.database.write(lambda each: each.execute(sa.text(adopted), {"number": asked.phone_number}))
+    await client.payments.identify("new", second, note="Asha found the receipt")
+    assert await client.payments.unclaimed() == []
+    (found,) = await client.payments.unclaimed("claimed")
+    assert found.transaction_id == second
+    with pytest.raises(StoreError, match="is a payment of this store"):
+        await client.payments.explain(second, note="no")
+    store.database.close()
 
 
-async def test_the_list_of_unclaimed_transactions(store_url: str) -> None:
+async def test_the_list_of_unclaimed_transactions(world: World, client: AsyncClient) -> None:
     """It says all that an operator needs, without a whole phone number, and keeps the explanation."""
-    world, asked = make_world(store_url), order("collections")
-    async with world.client() as client:
-        await begin(world, client)
-        second = await another_system_pays(world, client, asked)
-        made_at = world.utcnow()
-        await world.read(client)
-        (found,) = await client.payments.unclaimed()
-        assert found == UnclaimedTransaction(
-            transaction_id=second,
-            type=found.type,
-            amount=found.amount,
-            phone_number="+25568…101",
-            status=found.status,
-            created_at=made_at,
-            first_seen_at=made_at,
-            fits_key="k",
-        )
-        assert (str(found.type), f"{found.amount}", str(found.status)) == ("collection", "5000", "PENDING")
-        explained = await client.payments.explain(second, note="Asha\0 refunded it")
-        assert (explained.state, explained.note) == ("explained", "Asha refunded it")
-        assert await client.payments.unclaimed("explained") == await client.payments.unclaimed(None) == [explained]
-        unseen = await client.payments.explain("t-999", note="Asha will pay it by hand")
-        assert (unseen.state, unseen.note) == ("explained", "Asha will pay it by hand")
-        again = await client.payments.explain(second, note="Asha refunded it on Monday")
-        assert again.note == "Asha refunded it on Monday"
-        for refused, arguments in (
-            (InvalidRequest, {"transaction_id": " ", "note": "x"}),
-            (InvalidRequest, {"transaction_id": second, "note": " "}),
-        ):
-            with pytest.raises(refused):
-                await client.payments.explain(**arguments)
-        with pytest.raises(InvalidRequest, match="state must be"):
-            await client.payments.unclaimed("OPEN")
+    asked = order("collections")
+    await begin(world, client)
+    second = await another_system_pays(world, client, asked)
+    made_at = world.utcnow()
+    await world.read(client)
+    (found,) = await client.payments.unclaimed()
+    assert found == UnclaimedTransaction(
+        transaction_id=second,
+        type=found.type,
+        amount=found.amount,
+        phone_number="+25568…101",
+        status=found.status,
+        created_at=made_at,
+        first_seen_at=made_at,
+        fits_key="k",
+    )
+    assert (str(found.type), f"{found.amount}", str(found.status)) == ("collection", "5000", "PENDING")
+    explained = await client.payments.explain(second, note="Asha\0 refunded it")
+    assert (explained.state, explained.note) == ("explained", "Asha refunded it")
+    assert await client.payments.unclaimed("explained") == await client.payments.unclaimed(None) == [explained]
+    unseen = await client.payments.explain("t-999", note="Asha will pay it by hand")
+    assert (unseen.state, unseen.note) == ("explained", "Asha will pay it by hand")
+    again = await client.payments.explain(second, note="Asha refunded it on Monday")
+    assert again.note == "Asha refunded it on Monday"
+    for refused, arguments in (
+        (InvalidRequest, {"transaction_id": " ", "note": "x"}),
+        (InvalidRequest, {"transaction_id": second, "note": " "}),
+    ):
+        with pytest.raises(refused):
+            await client.payments.explain(**arguments)
+    with pytest.raises(InvalidRequest, match="state must be"):
+        await client.payments.unclaimed("OPEN")
 
 
-async def test_the_digest_of_a_number_needs_the_key_of_its_database(store_url: str) -> None:
+async def test_the_digest_of_a_number_needs_the_key_of_its_database(world: World) -> None:
     """The table of unclaimed transactions alone shows nobody's number."""
-    world = make_world(store_url)
     async with world.client() as client:
         await begin(world, client)
         await another_system_pays(world, client, order("collections"))
@@ -529,17 +518,15 @@ def test_sole_writer_is_a_bool_or_none(value: Any) -> None:
         SQLStore("sqlite:///payments.db", sole_writer=value)
 
 
-async def test_explanations_are_kept_for_a_month(store_url: str) -> None:
+async def test_explanations_are_kept_for_a_month(world: World, client: AsyncClient) -> None:
     """An old explanation is dropped when another transaction is recorded."""
-    world = make_world(store_url)
-    async with world.client() as client:
-        await begin(world, client)
-        for last, pause in ((1, 29 * DAY), (2, 2 * DAY), (3, 0.0)):
-            made = world.service.make("collection", number(last), "5000")
-            await world.read(client)
-            await client.payments.explain(made.id, note="Asha's till")
-            await anyio.sleep(pause)
-        assert [each.phone_number[-3:] for each in await client.payments.unclaimed("explained")] == ["102", "103"]
+    await begin(world, client)
+    for last, pause in ((1, 29 * DAY), (2, 2 * DAY), (3, 0.0)):
+        made = world.service.make("collection", number(last), "5000")
+        await world.read(client)
+        await client.payments.explain(made.id, note="Asha's till")
+        await anyio.sleep(pause)
+    assert [each.phone_number[-3:] for each in await client.payments.unclaimed("explained")] == ["102", "103"]
 
 
 # Reports
@@ -604,26 +591,28 @@ async def test_strangers_beyond_the_most_are_left_out(
 
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])
 async def test_a_failing_store_harms_no_page(
-    store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+    world: World,
+    client: AsyncClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     """The page is returned, the failure is logged once, and the comparison goes on later."""
-    world = make_world(store_url)
 
     def fail(*_: Any) -> None:
         raise error
 
-    async with world.client() as client:
-        await begin(world, client)
-        second = await another_system_pays(world, client, order("collections"))
-        caplog.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_look", fail)
-            for _ in range(3):
-                assert len(await client.transactions.page()) == 3
-        assert len(warnings(caplog)) == 1
-        await anyio.sleep(5 * MINUTE)
-        await world.read(client)
-        assert await unclaimed(client) == {second}
+    await begin(world, client)
+    second = await another_system_pays(world, client, order("collections"))
+    caplog.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_look", fail)
+        for _ in range(3):
+            assert len(await client.transactions.page()) == 3
+    assert len(warnings(caplog)) == 1
+    await anyio.sleep(5 * MINUTE)
+    await world.read(client)
+    assert await unclaimed(client) == {second}
 
 
 async def test_a_cancelled_call_loses_no_report(store_url: str) -> None:
