@@ -308,39 +308,33 @@ async def test_nothing_is_kept_where_nothing_should_be() -> None:
 # Where names are looked for
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"transaction_id": "T/100 a"}',
-        b'{"a": {"b": [1, null, true, {"c": ["x", "T/100 a"]}]}}',
-        b'"T/100 a"',
-        '\ufeff {"id": "T/100 \\u0061"}'.encode(),
-        json.dumps({"payload": json.dumps({"id": "T/100 a"})}).encode(),
-        b"id=T%2F100+a&x=1",
-        urlencode({"payload": json.dumps({"id": "T/100 a"})}).encode(),
-        json.dumps({f"k{n}": f"v{n}" for n in range(1000)} | {"reference": "T/100 a"}).encode(),
-    ],
-)
-def test_whole_values_are_found(body: bytes) -> None:
-    """A name of any characters is found as a whole value of JSON or of a form, however deep, likely fields first."""
-    assert "T/100 a" in candidates(body)
+WHOLE = [
+    b'{"transaction_id": "T/100 a"}',
+    b'{"a": {"b": [1, null, true, {"c": ["x", "T/100 a"]}]}}',
+    b'"T/100 a"',
+    '\ufeff {"id": "T/100 \\u0061"}'.encode(),
+    json.dumps({"payload": json.dumps({"id": "T/100 a"})}).encode(),
+    b"id=T%2F100+a&x=1",
+    urlencode({"payload": json.dumps({"id": "T/100 a"})}).encode(),
+    json.dumps({f"k{n}": f"v{n}" for n in range(1000)} | {"reference": "T/100 a"}).encode(),
+]
+WORDS = [
+    b"Payment T-100.7 was made",
+    b"<xml><id>T-100.7</id></xml>",
+    b'{"broken": "T-100.7"',
+    b'--b\r\nContent-Disposition: form-data; name="id"\r\n\r\nT-100.7\r\n--b--',
+    b'{"text": "your payment T-100.7 was made"}',
+    b"https://example.com/payments/T-100.7?x=1",
+    b"\xff\xfe T-100.7 \x00",
+]
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"Payment T-100.7 was made",
-        b"<xml><id>T-100.7</id></xml>",
-        b'{"broken": "T-100.7"',
-        b'--b\r\nContent-Disposition: form-data; name="id"\r\n\r\nT-100.7\r\n--b--',
-        b'{"text": "your payment T-100.7 was made"}',
-        b"https://example.com/payments/T-100.7?x=1",
-        b"\xff\xfe T-100.7 \x00",
-    ],
+    ("name", "body"), [*(("T/100 a", body) for body in WHOLE), *(("T-100.7", body) for body in WORDS)]
 )
-def test_words_are_found(body: bytes) -> None:
-    """A name without blanks is found in any text."""
-    assert "T-100.7" in candidates(body)
+def test_a_name_is_found_as_a_whole_value_and_without_blanks_in_any_text(name: str, body: bytes) -> None:
+    """Of any characters as a value of JSON or of a form, however deep, likely fields first."""
+    assert name in candidates(body)
 
 
 def test_numbers_may_be_names() -> None:

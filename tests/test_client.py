@@ -221,9 +221,8 @@ class TestFromEnv:
 
     async def test_an_e_mail_and_a_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The password is taken as it is, blanks included."""
-        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
-        monkeypatch.setenv("MOBILEMONEY_EMAIL", "a@b.example")
-        monkeypatch.setenv("MOBILEMONEY_PASSWORD", " pass word ")
+        for name, value in (("BASE_URL", BASE_URL), ("EMAIL", "a@b.example"), ("PASSWORD", " pass word ")):
+            monkeypatch.setenv(f"MOBILEMONEY_{name}", value)
         service = FakeTransport(in_turn(samples.login(), {}))
         async with AsyncClient.from_env(transport=service) as client:
             await client.users.profile()
@@ -345,18 +344,18 @@ class TestExtras:
         ran = run_without(code)
         assert ran.stdout == "True True\n", ran.stderr
 
-    def test_the_import_takes_no_database_along(self) -> None:
-        """A program without a store pays nothing for it."""
-        code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"
-        ran = run_without(code)
-        assert ran.stdout == "set()\n", ran.stderr
-
-    def test_the_client_is_imported_without_what_few_programs_use(self) -> None:
-        """A program pays nothing at the start for events, logins or pollers that it does not use."""
-        rare = {"events", "calls.instrumentation", "calls.logins", "polling.poller"}
-        unwanted = {"cattrs", *(f"mobilemoney_async.{module}" for module in rare)}
-        code = f"import sys; from mobilemoney_async import AsyncClient; print({{*sys.modules}} & {unwanted!r})"
-        ran = run_without(code)
+    @pytest.mark.parametrize(
+        ("imported", "unwanted"),
+        [
+            ("import mobilemoney_async", "sqlalchemy psycopg cryptography"),
+            ("from mobilemoney_async import AsyncClient", "cattrs .events .calls.instrumentation .calls.logins"),
+            ("from mobilemoney_async import AsyncClient", ".polling.poller"),
+        ],
+    )
+    def test_the_import_takes_along_what_every_program_uses(self, imported: str, unwanted: str) -> None:
+        """A program pays nothing at the start for a store, events, logins or pollers that it does not use."""
+        names = {f"mobilemoney_async{each}" if each.startswith(".") else each for each in unwanted.split()}
+        ran = run_without(f"import sys\n{imported}\nprint({{*sys.modules}} & {names!r})")
         assert ran.stdout == "set()\n", ran.stderr
 
 

@@ -263,27 +263,21 @@ def test_places_that_are_all_given_back_leave_nothing_behind(order: tuple[int, .
     assert bucket.dump() == make_bucket().dump()
 
 
-def test_places_from_before_a_hold_have_nothing_to_give_back() -> None:
-    """The hold has emptied the bucket, whatever is given back of what was taken before it."""
+@pytest.mark.parametrize("steps", ["take take hold, undo undo", "take hold later undo, undo"])
+def test_places_from_before_a_hold_have_nothing_to_give_back(steps: str) -> None:
+    """The hold has emptied the bucket, whatever is given back; a place from after it counts once if it is."""
     bucket, held = make_bucket(), make_bucket()
+    first, left = (each.split() for each in steps.split(", "))
     for each in (bucket, held):
-        each.take(0.0)
-        each.take(1.0)
-        each.hold(10.0)
-    bucket.undo()
-    bucket.undo()
-    assert bucket.dump().made_up == held.dump().made_up
-
-
-def test_a_place_from_after_a_hold_counts_once_if_it_is_given_back() -> None:
-    """So one from before it has nothing to give back, also then."""
-    bucket, held = make_bucket(), make_bucket()
-    for each in (bucket, held):
-        each.take(0.0)
-        each.hold(10.0)
-        each.take(10.0)
-        each.undo()
-    bucket.undo()
+        for at, step in enumerate(first):
+            if step == "hold":
+                each.hold(10.0)
+            elif step == "undo":
+                each.undo()
+            else:
+                each.take(10.0 if step == "later" else float(at))
+    for _ in left:
+        bucket.undo()
     assert bucket.dump().made_up == held.dump().made_up
 
 

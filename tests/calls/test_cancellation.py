@@ -177,12 +177,8 @@ async def test_closing_the_connection_is_not_cut_short_by_the_cancellation(fails
             if fails:
                 raise RuntimeError("broken")
 
-    class Transport(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Endless())
-
     with anyio.move_on_after(5) as scope:
-        await pay(make_client(Transport()))
+        await pay(make_client(FakeTransport(lambda sent: httpx.Response(200, stream=Endless()))))
     assert scope.cancelled_caught
     assert closed == ["closed"]
 

@@ -158,13 +158,11 @@ async def test_a_slow_answer_counts_against_the_time_out_as_a_whole() -> None:
                 await anyio.sleep(1)
                 yield b" "
 
-    class Drip(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Dripping())
-
     watch = Stopwatch()
     with pytest.raises(RequestTimeout):
-        await look_up(make_client(Drip(), timeout=4.5, retry=ONCE))
+        await look_up(
+            make_client(FakeTransport(lambda sent: httpx.Response(200, stream=Dripping())), timeout=4.5, retry=ONCE)
+        )
     assert watch.seconds == pytest.approx(4.5)
 
 

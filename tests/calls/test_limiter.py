@@ -172,14 +172,15 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
 
-async def test_ten_minutes_of_saturation_use_ninety_nine_percent() -> None:
-    """Bursts, windows and jitter together cost less than 1 % of 60 requests a minute."""
-    queue = Queue(RateLimiter())
-    with anyio.move_on_after(600):
+@pytest.mark.parametrize(("per_minute", "burst", "minutes"), [(60, 10, 10), (600, 20, 1)])
+async def test_minutes_of_saturation_use_ninety_nine_percent(per_minute: int, burst: int, minutes: int) -> None:
+    """Bursts, windows and jitter together cost less than 1 % of 60 requests a minute, or of another limit."""
+    queue = Queue(RateLimiter(per_minute=per_minute, burst=burst))
+    with anyio.move_on_after(60 * minutes):
         while True:
             await queue.wait()
     assert 594 <= len(queue.turns) <= 600
-    assert StrictService().rejections(queue.times) == []
+    assert StrictService(per_minute=per_minute, burst=burst).rejections(queue.times) == []
 
 
 async def test_several_clients_share_one_limit() -> None:
@@ -574,13 +575,3 @@ async def test_a_limit_may_be_as_low_as_you_like() -> None:
 def test_requests_keep_half_a_second_at_most_for_a_slow_network(per_minute: int, jitter: float) -> None:
     """By default a twentieth of the time in which the bucket fills, which costs no limit more than half a second."""
     assert RateLimiter(per_minute=per_minute).jitter == pytest.approx(jitter)
-
-
-async def test_another_rate_is_kept_as_well() -> None:
-    """A merchant with another limit sets it."""
-    queue = Queue(RateLimiter(per_minute=600, burst=20))
-    with anyio.move_on_after(60):
-        while True:
-            await queue.wait()
-    assert 594 <= len(queue.turns) <= 600
-    assert StrictService(per_minute=600, burst=20).rejections(queue.times) == []

@@ -52,6 +52,7 @@ from tests.support.fakes import (
     BASE_URL,
     PHONE_NUMBER,
     TOKEN,
+    FakeTransport,
     acknowledgement,
     look_up,
     make_client,
@@ -213,13 +214,9 @@ async def test_what_trio_raises_becomes_ours(cls: type[Exception]) -> None:
 
 async def test_an_error_of_ours_stays_what_it_is() -> None:
     """A transport that speaks our language is believed."""
-
-    class Speaking(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            raise ConnectionFailed("the sidecar is down", outcome="not_sent")
-
+    said = ConnectionFailed("the sidecar is down", outcome="not_sent")
     with pytest.raises(ConnectionFailed, match="the sidecar is down"):
-        await pay(make_client(Speaking(), retry=ONCE))
+        await pay(make_client(FakeTransport(lambda sent: said), retry=ONCE))
 
 
 # New instances: a test that raises one gives it a cause.
@@ -301,12 +298,8 @@ async def test_an_answer_that_cannot_be_closed_either_tells_of_the_first_error()
         async def aclose(self) -> None:
             raise RuntimeError("second")
 
-    class Breaking(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Body())
-
     with pytest.raises(OutcomeUnknown) as caught:
-        await pay(make_client(Breaking()))
+        await pay(make_client(FakeTransport(lambda sent: httpx.Response(200, stream=Body()))))
     assert isinstance(caught.value.__cause__, ConnectionFailed)
     assert isinstance(caught.value.__cause__.__cause__, httpx.ReadError)
 
@@ -319,11 +312,7 @@ async def test_a_whole_body_is_read_before_the_answer_counts() -> None:
             for byte in acknowledgement().body:
                 yield bytes([byte])
 
-    class Slow(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Pieces())
-
-    await pay(make_client(Slow()))
+    await pay(make_client(FakeTransport(lambda sent: httpx.Response(200, stream=Pieces()))))
 
 
 # -- a caller's client -------------------------------------------------------------------------------------------------
@@ -630,13 +619,10 @@ async def test_the_environments_proxy_is_honoured(
     assert request.header("authorization") is None
 
 
-async def test_without_a_proxy_in_the_environment_there_is_none(clean_environment: pytest.MonkeyPatch) -> None:
-    assert transport_pool._proxy("https", "payments.example") is None
-
-
 async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none(
     clean_environment: pytest.MonkeyPatch,
 ) -> None:
+    assert transport_pool._proxy("https", "payments.example") is None
     clean_environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     clean_environment.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     async with serve(replies()) as server, make_client(base_url=server.base_url) as client:

@@ -24,7 +24,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio, record_seen
+from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_one, record_seen
 from tests.support.fakes import PHONE_NUMBER as PAYS
 from tests.support.fakes import FakeTransport, acknowledgement, make_client
 from tests.support.server import Response
@@ -89,28 +89,25 @@ async def test_payments_are_listed(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"),
+    ("call", "argument", "value"),
     [
-        ("state", "gone"),
-        ("state", 7),
-        ("state", ["UNKNOWN", "gone"]),
-        ("type", ""),
-        ("type", 7),
-        ("since", datetime(2026, 1, 1)),  # noqa: DTZ001
-        ("since", "2026-01-01"),
-        ("limit", 0),
-        ("limit", -1),
-        ("limit", "3"),
-        ("limit", True),
+        *(("list", "state", each) for each in ("gone", 7, ["UNKNOWN", "gone"])),
+        *(("list", "type", each) for each in ("", 7)),
+        *(("list", "since", each) for each in (datetime(2026, 1, 1), "2026-01-01")),  # noqa: DTZ001
+        *(("list", "limit", each) for each in (0, -1, "3", True)),
+        *(("find", "names", each) for each in ("", 7, None, ["order-1", " "], ["order-1", 7], ["a\0b"], ["x" * 201])),
+        pytest.param("find", "names", ["\ud800"], id="find-names-surrogate"),
+        pytest.param("find", "names", [f"order-{number}" for number in range(101)], id="find-names-many"),
+        ("find", "state", "gone"),
     ],
     ids=str,
 )
-@on_asyncio
-async def test_what_a_list_refuses(sqlite_file_url: str, argument: str, value: Any) -> None:
-    """An argument that makes no sense is refused by its name."""
-    async with make_world(sqlite_file_url).client() as client:
-        with pytest.raises(InvalidRequest) as caught:
-            await client.payments.list(**{argument: value})
+@on_one
+async def test_what_list_and_find_refuse(client: AsyncClient, call: str, argument: str, value: Any) -> None:
+    """An argument that makes no sense, or a text that cannot be a payment's name, is refused by its name."""
+    given = {"names": "order-1"} if call == "find" else {}
+    with pytest.raises(InvalidRequest) as caught:
+        await getattr(client.payments, call)(**{**given, argument: value})
     assert caught.value.argument == argument
 
 
@@ -186,31 +183,6 @@ async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
         await client.collections.create(phone_number=PAYS, amount=1000, idempotency_key="order-1", extra=extra)
         (record,) = await client.payments.find("order-1")
         assert (record.state, record.reference, record.external_id) == (PaymentState.ACKNOWLEDGED, reference, None)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("names", ""),
-        ("names", 7),
-        ("names", None),
-        ("names", ["order-1", " "]),
-        ("names", ["order-1", 7]),
-        ("names", ["a\0b"]),
-        ("names", ["\ud800"]),
-        ("names", ["x" * 201]),
-        ("names", [f"order-{number}" for number in range(101)]),
-        ("state", "gone"),
-    ],
-    ids=["blank", "a number", "nothing", "one blank", "one a number", "NUL", "surrogate", "long", "many", "state"],
-)
-@on_asyncio
-async def test_what_find_refuses(sqlite_file_url: str, argument: str, value: Any) -> None:
-    """A text that cannot be a payment's name is refused, with its argument."""
-    async with make_world(sqlite_file_url).client() as client:
-        with pytest.raises(InvalidRequest) as caught:
-            await client.payments.find(**{"names": "order-1", argument: value})
-    assert caught.value.argument == argument
 
 
 async def test_an_unknown_key_is_none(store_url: str) -> None:

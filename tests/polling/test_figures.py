@@ -7,6 +7,7 @@ import functools
 import math
 import statistics
 import tracemalloc
+from typing import Any
 
 import anyio
 import pytest
@@ -73,29 +74,18 @@ async def with_callbacks(wanted: float, minutes: float = MINUTES, **options: obj
 
 
 @loops_by_turns(
-    "wanted, confirmed, mean, p95",
-    (6, 5.5, 1.5, 4),
-    (30, 28.5, 2.0, 5),
-    (45, 43, 3.5, 8),
-    (54, 51.5, 9.5, 22),
-    (60, 52, 12, 25),
+    "wanted, confirmed, mean, p95, by_id",
+    *((*case, False) for case in ((6, 5.5, 1.5, 4), (30, 28.5, 2.0, 5), (45, 43, 3.5, 8), (54, 51.5, 9.5, 22))),
+    (60, 52, 12, 25, False),
+    (6, 5.5, 1.5, 4, True),
+    (54, 51.5, 9.5, 22, True),
 )
-async def test_the_table(wanted: float, confirmed: float, mean: float, p95: float) -> None:
-    """So many payments a minute are confirmed, so late, without a single rejection.
+async def test_the_table(wanted: float, confirmed: float, mean: float, p95: float, by_id: bool) -> None:
+    """So many payments a minute are confirmed, so late, without a single rejection; tracked by their ids, too.
 
     At 54 a minute a short day is off by some percent of chance; `benchmarks/goodput.py` holds 9 s and 20 s.
     """
-    found = await figures(wanted, minutes=14)
-    assert found.confirmed >= confirmed
-    assert found.mean <= mean
-    assert found.p95 <= p95
-    assert found.rejections == 0
-
-
-@loops_by_turns("wanted, confirmed, mean, p95", (6, 5.5, 1.5, 4), (54, 51.5, 9.5, 22))
-async def test_the_table_by_ids(wanted: float, confirmed: float, mean: float, p95: float) -> None:
-    """The same where payments are tracked by their ids, as one that wrote them down does."""
-    found = await Shop(wanted).run(functools.partial(follow, by_id=True), minutes=14)
+    found = await Shop(wanted).run(functools.partial(follow, by_id=by_id), minutes=14)
     assert found.confirmed >= confirmed
     assert found.mean <= mean
     assert found.p95 <= p95
@@ -115,33 +105,21 @@ async def test_the_table_with_creates_at_random(wanted: float, confirmed: float,
     assert not any(day.rejections for day in days)
 
 
-@loops_by_turns()
-async def test_a_list_that_is_oldest_first() -> None:
-    """The order of the list costs little."""
-    found = await figures(30, order="oldest-first")
-    assert found.confirmed >= 28.5
-    assert found.mean <= 8
-    assert found.rejections == 0
-
-
-@loops_by_turns("order", ("newest-first",), ("oldest-first",))
-async def test_six_hundred_strangers_a_minute(order: Order) -> None:
-    """A list full of other merchants' payments is read where ours are.
+@loops_by_turns(
+    "wanted, minutes, options, mean",
+    (30, MINUTES, {"order": "oldest-first"}, 8),
+    (20, 12, {"strangers": 600, "order": "newest-first"}, 5.5),
+    (20, 12, {"strangers": 600, "order": "oldest-first"}, 5.5),
+    (20, MINUTES, {"choices": Choices(latency=0.05, list_lag=60.0)}, 15),
+)
+async def test_another_list_costs_little(wanted: float, minutes: float, options: dict[str, Any], mean: float) -> None:
+    """One that is oldest first, is full of six hundred strangers a minute, or lags by a minute and is looked up.
 
     The mean of a short day is off by a tenth of chance: trio draws the order of its tasks anew in each run.
     """
-    found = await figures(20, minutes=12, strangers=600, order=order)
-    assert found.confirmed >= 18
-    assert found.mean <= 5.5
-    assert found.rejections == 0
-
-
-@loops_by_turns()
-async def test_a_list_that_lags_by_a_minute() -> None:
-    """Payments that the list does not show yet are looked up."""
-    found = await figures(20, choices=Choices(latency=0.05, list_lag=60.0))
-    assert found.confirmed >= 18
-    assert found.mean <= 15
+    found = await figures(wanted, minutes=minutes, **options)
+    assert found.confirmed >= (28.5 if wanted == 30 else 18)
+    assert found.mean <= mean
     assert found.rejections == 0
 
 

@@ -19,7 +19,7 @@ from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import PageReader
 from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.testing import page_answer, transaction_record
-from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive
+from tests.support.paper import LATENCY, Drive, Paper, PaperService, drive
 
 ADVISED = Schedule()
 
@@ -54,14 +54,24 @@ class Miscounted(PaperService):
         return attrs.evolve(answer, pagination=pagination)
 
 
-@pytest.mark.parametrize("count", ["none", "of the page"])
-def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
-    """After a restart, a thousand ids in a list that miscounts itself cost its twenty pages, not a lookup each."""
-    service = Miscounted(count=count).filled(2000, lambda number: (-4000.0 + number, -1000.0))
+@pytest.mark.parametrize(
+    ("service", "most"),
+    [
+        pytest.param(Miscounted(count="none"), 22, id="count none"),
+        pytest.param(Miscounted(count="of the page"), 22, id="count of the page"),
+        pytest.param(PaperService(), 21, id="newest-first"),
+        pytest.param(PaperService(order="oldest-first"), 21, id="oldest-first"),
+    ],
+)
+def test_a_sweep_takes_every_page_once_in_either_order_and_whatever_the_list_counts(
+    service: PaperService, most: int
+) -> None:
+    """After a restart, a thousand ids cost the twenty pages of the list, not a lookup each."""
+    service.filled(2000, lambda number: (-4000.0 + number, -1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
     done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
     assert len(done.endings) == 1000
-    assert len(done.asked) <= 22
+    assert len(done.asked) <= most
 
 
 @pytest.mark.parametrize("count", ["none", "of the page"])
@@ -74,16 +84,6 @@ def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
 
 
 # In which order they are
-
-
-@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
-def test_every_page_is_swept_in_either_order(order: ListOrder) -> None:
-    """That the list turns out to be oldest first leaves out none of its pages."""
-    service = PaperService(order=order).filled(2000, lambda number: (-4000.0 + number, -1000.0))
-    wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
-    done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
-    assert len(done.endings) == 1000
-    assert len(done.asked) <= 21
 
 
 def test_a_few_rows_out_of_order_do_not_turn_the_list_round() -> None:
@@ -104,20 +104,24 @@ def test_a_few_rows_out_of_order_do_not_turn_the_list_round() -> None:
 # How far they are behind
 
 
-def test_a_list_that_never_shows_an_ending_is_found_out_among_few() -> None:
-    """With six payments a minute, of which the youngest are always open, lookups find the endings."""
-    service = PaperService(stale=1e9).filled(80, every(10.0))
-    done = drive(Planner(ADVISED), service, until=1200.0)
-    assert len(done.endings) == 80
-    assert statistics.mean(lags(done, service, since=240.0)) < 30
-
-
-def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
-    """Forty-five payments a minute on fifteen requests, in a list a minute behind, are seen as it shows them."""
-    service = PaperService(list_lag=60.0, stale=60.0).filled(450, every(1 / 0.75))
-    done = drive(Planner(ADVISED), service, until=900.0, interval=4.0)
-    assert len(done.endings) == 450
-    assert statistics.mean(lags(done, service, since=240.0)) < 75
+@pytest.mark.parametrize(
+    ("service", "per_minute", "until", "interval", "mean"),
+    [
+        pytest.param(PaperService(stale=1e9), 6.0, 1200.0, 1.0, 30, id="lookups find what it never shows"),
+        pytest.param(
+            PaperService(list_lag=60.0, stale=60.0), 45.0, 900.0, 4.0, 75, id="it is used where lookups are too few"
+        ),
+    ],
+)
+def test_a_list_that_is_behind_is_used_as_far_as_it_serves(
+    service: PaperService, per_minute: float, until: float, interval: float, mean: float
+) -> None:
+    """Six payments a minute are looked up; forty-five on fifteen requests are seen as the list shows them."""
+    count = 80 if per_minute == 6 else 450
+    service.filled(count, every(60 / per_minute))
+    done = drive(Planner(ADVISED), service, until=until, interval=interval)
+    assert len(done.endings) == count
+    assert statistics.mean(lags(done, service, since=240.0)) < mean
 
 
 # When all is away, or one

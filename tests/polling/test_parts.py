@@ -157,18 +157,18 @@ def test_who_waits_long_gets_in_line_early() -> None:
     assert pacer.queue_at(110.9, usage(10)) >= 111.0
 
 
-def test_a_wait_for_a_slow_store_is_no_full_line() -> None:
-    """Where others leave room, the poller keeps its distance: a place in line that came too early would be lost."""
+@pytest.mark.parametrize(
+    ("now", "waited", "used", "history", "queues_at"),
+    [
+        pytest.param(100.0, 9.0, 10, 60.0, 101.0, id="a slow store is no full line"),
+        pytest.param(10.0, 0.0, 11, 10.0, 20.0, id="ten creates in ten seconds are sixty a minute to come"),
+    ],
+)
+def test_the_distance_to_the_next_place(now: float, waited: float, used: int, history: float, queues_at: float) -> None:
+    """Where others leave room the poller keeps its distance: a place in line that came too early would be lost."""
     pacer = Pacer(1.0)
-    pacer.sent(100.0, 9.0)
-    assert pacer.queue_at(100.0, usage(10)) == 101.0
-
-
-def test_a_little_history_is_not_a_minute() -> None:
-    """Ten creates in the first ten seconds are sixty a minute to come."""
-    pacer = Pacer(1.0)
-    pacer.sent(10.0, 0.0)
-    assert pacer.queue_at(10.0, usage(11, history=10.0)) == 20.0
+    pacer.sent(now, waited)
+    assert pacer.queue_at(now, usage(used, history=history)) == queues_at
 
 
 def test_a_gap_in_the_traffic_is_not_a_lack_of_history() -> None:

@@ -101,21 +101,18 @@ def test_a_few_ids_in_a_long_list_are_looked_up() -> None:
     assert len(done.asked) <= 15
 
 
-def test_an_old_payment_has_the_pauses_of_its_age() -> None:
-    """An id that a newer row of the list shows to be an hour old is asked about every half minute."""
+@pytest.mark.parametrize(
+    ("newer", "until", "looks", "late"),
+    [([-1.0], 125.0, [0, 30, 60, 90, 120], 0.5), ([], 22.0, [0, 1.5, 3.75, 7.1, 12.2, 19.8], 0.1)],
+    ids=["an hour old by a newer row", "of an age that nothing tells"],
+)
+def test_a_payment_has_the_pauses_of_its_age(newer: list[float], until: float, looks: list[float], late: float) -> None:
+    """An old one is asked about every half minute; the pauses of an unknown age begin when it is tracked."""
     service = PaperService()
-    service.add(stuck(1, created_at=-3600.0))
-    service.add(stuck(2, created_at=-1.0))
-    done = drive(Planner(ADVISED), service, until=125.0, track={"txn-1": 0.0}, is_new=False)
-    assert [at for at, _ in done.asked] == pytest.approx([0, 30, 60, 90, 120], abs=0.5)
-
-
-def test_a_payment_whose_age_nothing_tells_has_the_pauses_of_a_new_one() -> None:
-    """They begin when it is tracked."""
-    service = PaperService()
-    service.add(stuck(1, created_at=-3600.0))
-    done = drive(Planner(ADVISED), service, until=22.0, track={"txn-1": 0.0}, is_new=False)
-    assert [at for at, _ in done.asked] == pytest.approx([0, 1.5, 3.75, 7.1, 12.2, 19.8], abs=0.1)
+    for number, created_at in enumerate([-3600.0, *newer], 1):
+        service.add(stuck(number, created_at=created_at))
+    done = drive(Planner(ADVISED), service, until=until, track={"txn-1": 0.0}, is_new=False)
+    assert [at for at, _ in done.asked] == pytest.approx(looks, abs=late)
 
 
 @pytest.mark.slow

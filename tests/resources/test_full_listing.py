@@ -60,14 +60,17 @@ class List:
         )
 
 
-def list_all(fetch: Callable[[int], TransactionPage]) -> tuple[list[str], list[int]]:
-    """List to the end; return the ids in order, and the pages asked for."""
+def list_all(
+    fetch: Callable[[int], TransactionPage], between: Callable[[int], object] = int
+) -> tuple[list[str], list[int]]:
+    """List to the end, with a change of the list after each page; return the ids in order, and the pages asked for."""
     steps, shown, asked = FullListing(), list[str](), list[int]()
     while steps.page is not None:
         asked.append(steps.page)
         assert steps.page >= 1
         assert len(asked) <= MANY, "the listing does not end"
-        shown += [each.id for each in steps.take(fetch(steps.page))]
+        answer, _ = fetch(steps.page), between(steps.page)
+        shown += [each.id for each in steps.take(answer)]
     return shown, asked
 
 
@@ -94,13 +97,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
     """Newest first or oldest first, whatever arrives between two pages: nothing old is missed, each row comes once."""
     model = List(newest_first, size, [*range(length)])
     arrivals = data.draw(st.lists(st.integers(min_value=0, max_value=20), max_size=20))
-
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
-        model.arrive(arrivals.pop() if arrivals else 0)
-        return answer
-
-    shown, _ = list_all(fetch)
+    shown, _ = list_all(model.page, lambda _: model.arrive(arrivals.pop() if arrivals else 0))
     assert len(set(shown)) == len(shown)
     assert {f"t-{number}" for number in range(length)} <= set(shown)
 
@@ -112,13 +109,7 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
     """Of a list by status, rows leave while it is read: those that stay are all shown, each once."""
     model = List(newest_first, size, [*range(length)])
     departures = data.draw(st.lists(st.sets(st.integers(min_value=0, max_value=40)), max_size=20))
-
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
-        model.leave(departures.pop() if departures else set())
-        return answer
-
-    shown, _ = list_all(fetch)
+    shown, _ = list_all(model.page, lambda _: model.leave(departures.pop() if departures else set()))
     assert len(set(shown)) == len(shown)
     assert {f"t-{number}" for number in model.rows} <= set(shown)
 
@@ -134,14 +125,12 @@ def test_any_change_leaves_each_row_at_most_once_and_an_end(
     changes = st.tuples(st.integers(min_value=0, max_value=9), st.sets(st.integers(min_value=0, max_value=60)))
     left = data.draw(st.lists(changes, max_size=20))
 
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
+    def change(page: int) -> None:
         arriving, leaving = left.pop() if left else (0, set[int]())
         model.arrive(arriving)
         model.leave(leaving)
-        return answer
 
-    shown, _ = list_all(fetch)
+    shown, _ = list_all(model.page, change)
     assert len(set(shown)) == len(shown)
 
 
@@ -218,14 +207,8 @@ class TestServicesThatDoNotEnd:
 def test_a_limit_that_the_service_lowers_is_no_trouble() -> None:
     """Asked for 100, a service that gives 20 is listed 20 at a time, also where rows leave."""
     model = List(newest_first=True, size=20, rows=[*range(200)])
-
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
-        if page == 5:
-            model.leave(set(range(110, 200)))  # ninety of the hundred rows that were read
-        return answer
-
-    shown, asked = list_all(fetch)
+    read = set(range(110, 200))  # ninety of the hundred rows of the first five pages
+    shown, asked = list_all(model.page, lambda page: model.leave(read if page == 5 else set()))
     assert set(shown) == {f"t-{number}" for number in range(200)}
     assert asked[:5] == [1, 2, 3, 4, 5]
 
@@ -233,13 +216,7 @@ def test_a_limit_that_the_service_lowers_is_no_trouble() -> None:
 def test_a_list_that_shrinks_under_the_walk_is_walked_back() -> None:
     """The payments of a page that became final are gone from `status=PENDING`; the others moved up and are shown."""
     model = List(newest_first=True, size=100, rows=[*range(150)])
-
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
-        model.leave(set(range(90, 150)))
-        return answer
-
-    shown, asked = list_all(fetch)
+    shown, asked = list_all(model.page, lambda _: model.leave(set(range(90, 150))))
     assert set(shown) == {f"t-{number}" for number in range(150)}
     assert asked == [1, 2, 1]
 
@@ -248,12 +225,6 @@ def test_a_list_that_shrinks_at_every_look_is_walked_all_the_same() -> None:
     """A busy merchant's pending payments become final all the time: the listing gets on, at some requests a page."""
     model = List(newest_first=True, size=100, rows=[*range(2000)])
     leaving = iter(range(1999, 0, -4))
-
-    def fetch(page: int) -> TransactionPage:
-        answer = model.page(page)
-        model.leave({next(leaving)})
-        return answer
-
-    shown, asked = list_all(fetch)
+    shown, asked = list_all(model.page, lambda _: model.leave({next(leaving)}))
     assert {f"t-{number}" for number in model.rows} <= set(shown)
     assert len(asked) <= 3 * 20

@@ -53,6 +53,15 @@ def ids(rows: Any) -> list[str]:
     return [row.id for row in rows]
 
 
+async def read(pager: Any, way: str) -> list[str]:
+    """Return the ids of all rows, in one of three ways."""
+    if way == "items":
+        return ids([row async for row in pager])
+    if way == "pages":
+        return [row.id async for page in pager.pages() for row in page.transactions]
+    return ids(await pager.collect())
+
+
 def expected(length: int) -> list[str]:
     return [f"t-{number}" for number in range(length)]
 
@@ -66,13 +75,7 @@ async def test_every_way_shows_all_with_as_many_requests_as_pages(
 ) -> None:
     """Items, pages and `collect` are the same listing, and none asks for a page that it does not need."""
     async with connect(listing(length)) as (client, service):
-        pager = client.transactions.list(limit=limit)
-        if way == "items":
-            shown = ids([row async for row in pager])
-        elif way == "pages":
-            shown = [row.id async for page in pager.pages() for row in page.transactions]
-        else:
-            shown = ids(await pager.collect())
+        shown = await read(client.transactions.list(limit=limit), way)
     assert shown == expected(length)
     assert service.pages == [*range(1, requests + 1)]
 
@@ -110,13 +113,7 @@ class TestMaxItems:
     async def test_it_stops_there_and_asks_for_no_more(self, way: str, most: int, requests: int) -> None:
         """No page is fetched for rows that are not wanted."""
         async with connect(listing(25)) as (client, service):
-            pager = client.transactions.list(limit=10, max_items=most)
-            if way == "items":
-                shown = ids([row async for row in pager])
-            elif way == "pages":
-                shown = [row.id async for page in pager.pages() for row in page.transactions]
-            else:
-                shown = ids(await pager.collect())
+            shown = await read(client.transactions.list(limit=10, max_items=most), way)
             await anyio.sleep(10)
         assert shown == expected(min(most, 25))
         assert len(service.pages) == requests
@@ -129,23 +126,18 @@ class TestMaxItems:
 
 
 class TestAhead:
-    async def test_the_next_page_is_fetched_while_the_caller_works(self) -> None:
-        """Fetching takes 1 s, working on a page 1 s: together they take no longer than one of them."""
-        async with connect(listing(50, takes=1)) as (client, service):
-            start = anyio.current_time()
-            async for _ in client.transactions.list(limit=10).pages():
-                await anyio.sleep(1)
-            assert anyio.current_time() - start == pytest.approx(1 + 5)
-        assert service.most == 1
+    @pytest.mark.parametrize(("way", "works", "takes"), [("pages", 1, 1 + 5), ("items", 0.2, 1 + 5 * 2)])
+    async def test_the_next_page_is_fetched_while_the_caller_works(self, way: str, works: float, takes: float) -> None:
+        """Fetching takes 1 s, working on a page 1 s: together they take no longer than one of them.
 
-    async def test_so_it_is_for_items(self) -> None:
-        """The next page is on its way once the second row was asked for."""
+        Of items, the next page is on its way once the second row was asked for.
+        """
         async with connect(listing(50, takes=1)) as (client, service):
-            start = anyio.current_time()
-            async for _ in client.transactions.list(limit=10):
-                await anyio.sleep(0.2)
-            assert anyio.current_time() - start == pytest.approx(1 + 5 * 2)
-        assert service.pages == [1, 2, 3, 4, 5]
+            start, pager = anyio.current_time(), client.transactions.list(limit=10)
+            async for _ in pager.pages() if way == "pages" else aiter(pager):
+                await anyio.sleep(works)
+            assert anyio.current_time() - start == pytest.approx(takes)
+        assert (service.most, service.pages) == (1, [1, 2, 3, 4, 5])
 
     async def test_the_first_row_costs_one_request(self) -> None:
         """The newest transaction alone costs one page."""
