@@ -15,10 +15,7 @@ from tests.support.warm import Program, warm
 
 # What most of the programs import.
 _MODULES = (
-    *(
-        f"mobilemoney_async.{name}"
-        for name in ("payments.payments", "sharing.limiter", "sharing.login", "merchants.worker")
-    ),
+    *(f"mobilemoney_async.{name}" for name in ("payments.api", "sharing.limiter", "sharing.login", "merchants.worker")),
     *("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
 )
 
