@@ -67,6 +67,26 @@ async def end(backend: Backend, order: str) -> OrderStatus:
     return statuses[-1]
 
 
+class Settled:
+    """The merchant's function, which notes the keys and the ends that it was told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str | None, str | None]] = []
+
+    @property
+    def keys(self) -> list[str | None]:
+        return [key for key, _ in self.told]
+
+    async def __call__(self, change: PaymentChange) -> None:
+        self.told.append((change.key, change.status and str(change.status)))
+
+    async def called(self, times: int) -> None:
+        """Wait until it was called so often."""
+        with anyio.fail_after(60):
+            while len(self.told) < times:
+                await anyio.sleep(0.05)
+
+
 @pytest.mark.costly("runs lines of contrib/backend.py, contrib/orders.py that no quick test runs")
 async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Path) -> None:
     """A watcher sees each state once, `on_settled` gets the final one, and the order is known from then on."""
@@ -207,33 +227,23 @@ async def test_a_second_click_does_not_hide_what_is_known(
 async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandbox, tmp_path: Path) -> None:
     """`on_settled` gets a payment that ended while no process was there, and that only the list shows."""
     sandbox.script(faults.drop(processed=True), on="POST c2b")
-    settled: list[str | None] = []
-
-    async def on_settled(change: PaymentChange) -> None:
-        settled.append(change.key)
-
+    on_settled = Settled()
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop", reconcile_every=60.0) as backend:
         with pytest.raises(OutcomeUnknown):
             await backend.collect("order-1", phone_number=STUCK, amount=1500)
-        assert settled == []
+        assert on_settled.keys == []
     (transaction_id,) = sandbox.transactions
     sandbox.approve(transaction_id)
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
-        with anyio.fail_after(20):
-            while not settled:
-                await anyio.sleep(0.05)
-    assert settled == ["order-1"]
+        await on_settled.called(1)
+    assert on_settled.keys == ["order-1"]
 
 
 @pytest.mark.slow
 async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbox: Sandbox, tmp_path: Path) -> None:
     """A process that died between two changes of a payment leaves its end to the next one, at once."""
-    settled: list[str | None] = []
-
-    async def on_settled(change: PaymentChange) -> None:
-        settled.append(change.key)
-
+    on_settled = Settled()
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
         pass  # the consumer has begun
     async with opened(sandbox, tmp_path) as backend:
@@ -244,33 +254,25 @@ async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbo
     sandbox.approve(transaction_id)
     quiet: dict[str, Any] = {"min_interval": 1.0, "reconcile_every": 1000.0}
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop", **quiet) as backend:
-        with anyio.fail_after(20):
-            while not settled:
-                await anyio.sleep(0.05)
+        await on_settled.called(1)
         await anyio.sleep(60)
         (consumer,) = await backend.client.payments.consumers()
         assert (consumer.lagging, consumer.parked) == ((), ())
-    assert settled == ["order-1"]
+    assert on_settled.keys == ["order-1"]
 
 
 @pytest.mark.slow
 async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sandbox: Sandbox, tmp_path: Path) -> None:
     """From entering on, each payment that becomes final is one for `on_settled`, whoever finds it out, and whenever."""
-    settled: list[str | None] = []
-
-    async def on_settled(change: PaymentChange) -> None:
-        settled.append(change.key)
-
+    on_settled = Settled()
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
         pass  # killed before it has read its first change
     async with opened(sandbox, tmp_path) as other:
         await other.collect("order-1", phone_number=PAYS, amount=1500)
         assert (await end(other, "order-1")).state is OrderState.SUCCEEDED
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
-        with anyio.fail_after(20):
-            while not settled:
-                await anyio.sleep(0.05)
-    assert settled == ["order-1"]
+        await on_settled.called(1)
+    assert on_settled.keys == ["order-1"]
 
 
 @pytest.mark.costly("runs lines of contrib/orders.py that no quick test runs")
@@ -356,11 +358,7 @@ async def test_an_order_that_waited_for_too_long_is_not_made(
     sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No phone rings hours after a crash: status, `on_settled` and log say so, and the order may be paid again."""
-    slow, settled = RateLimiter(per_minute=1, burst=1, window=60), list[tuple[str | None, str | None]]()
-
-    async def on_settled(change: PaymentChange) -> None:
-        settled.append((change.key, change.status and str(change.status)))
-
+    slow, on_settled = RateLimiter(per_minute=1, burst=1, window=60), Settled()
     ours: dict[str, Any] = {"on_settled": on_settled, "name": "shop"}
     async with opened(sandbox, tmp_path, limiter=slow, per_minute=1, drain=0, **ours) as dying:
         await dying.collect("order-1", phone_number=PAYS, amount=1500)
@@ -372,19 +370,15 @@ async def test_an_order_that_waited_for_too_long_is_not_made(
             late = await end(each, "order-2")
             assert (late.state, late.reason) == (OrderState.NOT_MADE, "TOO_LATE")
         assert (await end(backend, "refund-3")).state is OrderState.SUCCEEDED
-        with anyio.fail_after(60):
-            while len(settled) < 3:
-                await anyio.sleep(0.5)
-        assert ("order-2", None) in settled
+        await on_settled.called(3)
+        assert ("order-2", None) in on_settled.told
         assert caplog.text.count("order-2") == 1
         assert len(sandbox.transactions) == 2
         again = await other.collect("order-2", phone_number=PAYS, amount=2)
         assert (again.state, again.reason) == (OrderState.PENDING, None)
         assert (await end(backend, "order-2")).state is OrderState.SUCCEEDED
-        with anyio.fail_after(60):
-            while len(settled) < 4:
-                await anyio.sleep(0.5)
-    assert settled[-1] == ("order-2", "SUCCESS")
+        await on_settled.called(4)
+    assert on_settled.told[-1] == ("order-2", "SUCCESS")
 
 
 @pytest.mark.slow

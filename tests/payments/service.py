@@ -3,6 +3,7 @@
 The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so that tests run in virtual time.
 """
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from datetime import datetime, timedelta
@@ -13,7 +14,6 @@ import anyio
 import attrs
 import httpx
 import pytest
-import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.engine import Database
@@ -22,6 +22,7 @@ from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.testing import killed_at_end
+from tests.support.databases import execute
 from tests.support.fakes import NOON
 
 PHONE_NUMBER = "+255681234501"
@@ -49,6 +50,8 @@ class Line(httpx.AsyncBaseTransport):
         posts: The bodies of the requests that were sent to create something.
         before: Called with each request before the service has it.
         after: Called with each request when the service has answered.
+        answer_after: Seconds that each answer takes on its way back.
+        change_page: Changes the body of each page of the list.
         has_dates: Whether answers carry a Date header.
     """
 
@@ -60,6 +63,8 @@ class Line(httpx.AsyncBaseTransport):
         self.paths: list[str] = []
         self.before: Hook | None = None
         self.after: Hook | None = None
+        self.answer_after = 0.0
+        self.change_page: Callable[[dict[str, Any]], object] | None = None
         self.has_dates = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -73,12 +78,27 @@ class Line(httpx.AsyncBaseTransport):
         if request.method == "POST":
             self.posts[-1] = await request.aread()
         response = await self._inner.handle_async_request(request)
+        await anyio.sleep(self.answer_after)
         await _call(self.after, request)
+        if self.change_page is not None and request.url.path.endswith("/transactions"):
+            body = json.loads(await response.aread())
+            self.change_page(body)
+            response = httpx.Response(response.status_code, json=body)
         if self.has_dates:
             response.headers["date"] = format_datetime(self._sandbox.now, usegmt=True)
         else:
             response.headers.pop("date", None)
         return response
+
+    def meanwhile(self, work: Callable[[], Awaitable[object]], *, is_made: bool = False) -> None:
+        """Let something happen once, while the next request is on its way there, or its answer on its way back."""
+        place = "after" if is_made else "before"
+
+        async def once(request: httpx.Request) -> None:
+            setattr(self, place, None)
+            await work()
+
+        setattr(self, place, once)
 
 
 async def _call(hook: Hook | None, request: httpx.Request) -> None:
@@ -205,9 +225,7 @@ async def write(world: World, work: Callable[[Journal], Any]) -> Any:
 
 def rows(url: str, statement: str) -> list[Any]:
     """Return the rows that a connection of its own reads."""
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(sa.text(statement))]
+    return [tuple(row) for row in execute(url, statement)]
 
 
 class Outage:

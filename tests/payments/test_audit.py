@@ -1,6 +1,5 @@
 """The audit: what differs between the store and the service, in words."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
@@ -118,40 +117,34 @@ async def test_other_days_are_not_compared(world: World, client: AsyncClient) ->
             await client.payments.audit(from_date=first, to_date=last)
 
 
-class Service(httpx.AsyncBaseTransport):
-    """Service that shows its list in another way: each row of a page may be changed, or the day it is asked for."""
+def by_the_days_of(world: World, zone: timedelta) -> None:
+    """Let the days of the service's list begin at another hour; all of its rows are on one page."""
+    days: dict[str, date] = {}
 
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
-        self.inner = inner
-        self.requests: list[httpx.URL] = []
-        self.change: Callable[[dict[str, Any]], None] = lambda row: None
-        self.zone = timedelta(0)
+    def ask_for_all(request: httpx.Request) -> None:
+        if request.url.path.endswith("/transactions"):
+            asked = {name: request.url.params.get(name, "9999-01-01") for name in ("from", "to")}
+            days.update({name: date.fromisoformat(day) for name, day in asked.items()})
+            request.url = request.url.copy_with(query=b"limit=100")
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request.url)
-        is_list = request.url.path.endswith("/transactions")
-        days = {name: date.fromisoformat(request.url.params.get(name, "9999-01-01")) for name in ("from", "to")}
-        if is_list and self.zone:
-            request = httpx.Request("GET", f"{str(request.url).partition('?')[0]}?limit=100", headers=request.headers)
-        response = await self.inner.handle_async_request(request)
-        if not is_list:
-            return response
-        body = json.loads(await response.aread())
-        if self.zone:  # all rows are on one page
-            moments = ((row, datetime.fromisoformat(row["created_at"]) + self.zone) for row in body["transactions"])
-            body["transactions"] = [row for row, at in moments if days["from"] <= at.date() <= days["to"]]
-            body["pagination"]["total_count"] = len(body["transactions"])
-        for row in body["transactions"]:
-            self.change(row)
-        return httpx.Response(response.status_code, json=body)
+    def leave_out(body: dict[str, Any]) -> None:
+        moments = ((row, datetime.fromisoformat(row["created_at"]) + zone) for row in body["transactions"])
+        body["transactions"] = [row for row, at in moments if days["from"] <= at.date() <= days["to"]]
+        body["pagination"]["total_count"] = len(body["transactions"])
+
+    world.line.before, world.line.change_page = ask_for_all, leave_out
+
+
+def change_rows(world: World, change: Callable[[dict[str, Any]], object]) -> None:
+    """Let the list show each row in another way."""
+    world.line.change_page = lambda body: [change(row) for row in body["transactions"]]
 
 
 @pytest.mark.costly("runs lines of payments/audit/audit.py that no quick test runs")
 async def test_the_days_of_the_service_may_begin_at_another_hour(world: World) -> None:
     """Payments of the hours between are compared in the list of the next day, and none is called missing."""
-    service = Service(world.line)
-    service.zone = timedelta(hours=3)  # Dar es Salaam's
-    async with world.client(transport=service) as client:
+    by_the_days_of(world, timedelta(hours=3))  # Dar es Salaam's
+    async with world.client() as client:
         await anyio.sleep(8 * 3600)  # it is 20:00
         await pay(client, *range(1, 12))
         await finish(client)
@@ -170,8 +163,7 @@ async def test_the_days_of_the_service_may_begin_at_another_hour(world: World) -
 
 async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(world: World) -> None:
     """Only what contradicts is: another amount, number, type, currency or merchant, each in words."""
-    service = Service(world.line)
-    async with world.client(transport=service) as client:
+    async with world.client() as client:
         await pay(client, 1000, 2000)
 
         def mask(row: dict[str, Any]) -> None:
@@ -183,12 +175,12 @@ async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_di
         def swap(row: dict[str, Any]) -> None:
             row |= {"type": "disbursement"} if Decimal(row["amount"]) == 1000 else {}
 
-        service.change = mask
+        change_rows(world, mask)
         assert (await audit(world, client)).is_clean
-        service.change = swap
+        change_rows(world, swap)
         (only,) = (await audit(world, client)).differences
         assert only.reason == "payment 'k1000': it is a collection here, and a disbursement at the service"
-        service.change = contradict
+        change_rows(world, contradict)
         found = (await audit(world, client)).differences
         (first,) = (each for each in found if each.key == "k1000")
     for said in ("1000 here, and 999.50", "currency", "phone number", "a collection here, and a disbursement"):
@@ -287,10 +279,9 @@ async def test_what_is_on_its_way_or_ends_while_the_list_is_read_is_as_it_should
 
 async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_missing(world: World) -> None:
     """Nor does a transaction that cannot be looked up end the audit."""
-    service = Service(world.line)
-    async with world.client(transport=service) as client:
+    async with world.client() as client:
         await pay(client, 1000, 2000, 3000)
-        service.change = lambda row: row.update({"amount": "many"} if row["amount"].startswith("2000") else {})
+        change_rows(world, lambda row: row.update({"amount": "many"} if row["amount"].startswith("2000") else {}))
         (found,) = (await audit(world, client)).differences
         assert found.kind == "incomplete" and "cannot be read: 1" in found.reason
         world.sandbox.script(faults.server_error(processed=False), on="GET transaction", times=100)
@@ -300,11 +291,10 @@ async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_miss
 
 async def test_totals_are_exact_and_of_this_merchant_alone(world: World) -> None:
     """To the last of twenty digits; rows of another merchant are not counted."""
-    service = Service(world.line)
-    async with world.client(transport=service) as client:
+    async with world.client() as client:
         await pay(client, 1, 2, 3)
         shown = iter(["mer_0001", "mer_0001", "mer_other"])
-        service.change = lambda row: row.update(merchant_id=next(shown), amount=f"{10**17 + 1}.01")
+        change_rows(world, lambda row: row.update(merchant_id=next(shown), amount=f"{10**17 + 1}.01"))
         report = await audit(world, client)
     assert [(each.count, each.gross) for each in report.totals] == [(2, Decimal(f"{2 * 10**17 + 2}.02"))]
     assert report.transactions == 2

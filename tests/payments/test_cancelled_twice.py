@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import anyio
-import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient
@@ -70,16 +69,12 @@ async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_b
 ) -> None:
     """Wherever the second one strikes: others go on at once, and the store has the result of what was sent."""
     world = make_world(sqlite_file_url)
-
-    async def wait(request: httpx.Request) -> None:
-        await anyio.sleep(3)
-
     async with world.client(timeout=30) as client:
         await create(client, 0)
         if section is reconcile:
             await leave(world, "order-lost")
             await anyio.sleep(200)
-        world.line.after = wait
+        world.line.answer_after = 3.0
         for steps in (1, 2, 3, 5, 8):
             task = asyncio.ensure_future(section(client, steps))
             await anyio.sleep(1.5)
@@ -94,11 +89,7 @@ async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_b
 async def test_a_worker_that_is_cancelled_twice_ends_and_leaves_its_accounts(sqlite_file_url: str) -> None:
     """Such as by SIGTERM and Ctrl-C: it waits for the answer to what it has sent, and renews no claim afterwards."""
     world = make_world(sqlite_file_url)
-
-    async def wait(request: httpx.Request) -> None:
-        await anyio.sleep(6 if request.method == "POST" else 0)
-
-    world.line.after = wait
+    world.line.after = lambda request: anyio.sleep(6 if request.method == "POST" else 0)
 
     async def auth(account: str) -> str:
         return world.sandbox.token

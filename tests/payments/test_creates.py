@@ -48,6 +48,7 @@ from tests.payments.service import (
     on_sqlite,
     rows,
 )
+from tests.support.fakes import FakeTransport
 
 UNANSWERED: Mapping[str, Fault] = {
     "dropped after": faults.drop(processed=True),
@@ -442,13 +443,12 @@ async def test_no_duplicate_of_a_payment_on_its_way_elsewhere(world: World) -> N
     """While another process sends a payment, one of the same kind under another key is not sent; afterwards it is."""
     async with world.client() as client, world.client() as other:
 
-        async def meanwhile(request: httpx.Request) -> None:
-            world.line.before = None
+        async def meanwhile() -> None:
             with pytest.raises(DuplicateSuspected) as caught:
                 await create(other, "order-2")
             assert caught.value.other_key == "order-1"
 
-        world.line.before = meanwhile
+        world.line.meanwhile(meanwhile)
         await create(client)
         await create(other, "order-2")
     assert world.sent == len(world.made) == 2
@@ -609,13 +609,8 @@ async def test_whatever_the_service_says_is_recorded(world: World, text: str) ->
         httpx.Response(400, json={"status": "error", "error_code": "X", "message": f"no{text}"}),
         httpx.Response(503, content=f"<h1>{text}".encode()),
     ]
-
-    class Service(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await request.aread()
-            return answers.pop(0) if request.method == "POST" else EMPTY_PAGE
-
-    async with world.client(transport=Service()) as client:
+    service = FakeTransport(lambda sent: answers.pop(0) if sent.method == "POST" else EMPTY_PAGE)
+    async with world.client(transport=service) as client:
         with pytest.raises(MobileMoneyError):
             await create(client)
         assert world.states() == ["REFUSED"]
@@ -640,13 +635,7 @@ async def test_an_id_that_no_database_can_hold_is_no_usable_answer(world: World,
         "status_code": f"PENDING{text}" if field == "status_code" else "PENDING",
         "message": text,
     }
-
-    class Service(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await request.aread()
-            return httpx.Response(200, json=body)
-
-    async with world.client(transport=Service()) as client:
+    async with world.client(transport=FakeTransport(lambda sent: httpx.Response(200, json=body))) as client:
         try:
             answer = await create(client)
         except OutcomeUnknown:
@@ -695,11 +684,7 @@ async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) ->
 async def test_a_create_that_waits_for_another_process_returns_within_a_second_of_its_end(sqlite_file_url: str) -> None:
     """However long that one takes: looks do not become rarer than one a second."""
     world = make_world(sqlite_file_url)
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(22)
-
-    world.line.after = dawdle
+    world.line.answer_after = 22.0
     async with world.client(timeout=60.0) as one, world.client(timeout=60.0) as other:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(one.collections.create, **ORDER, idempotency_key="a"))

@@ -272,11 +272,7 @@ async def test_unknown_results_in_a_row_let_the_rest_of_the_queue_wait(
 async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
     """It counts from the beginning, and reports each pause once, also where answers take long."""
     world, events = make_world(sqlite_file_url), list[Event]()
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(0.7)
-
-    world.line.after = dawdle
+    world.line.answer_after = 0.7
     async with world.client(on_event=events.append) as client:
         await enqueue(client, 70)
         refuse(world, "NO_FLOAT", times=100)
@@ -398,11 +394,7 @@ async def test_a_pace_is_exact(world: World, client: AsyncClient, per_minute: in
 async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others_do_not(sqlite_file_url: str) -> None:
     """Two of one type, number and amount are never on their way at once; another amount, number or type may go."""
     world = make_world(sqlite_file_url)
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(4)
-
-    world.line.after = dawdle
+    world.line.answer_after = 4.0
     async with world.client() as client:
         alike = [ORDER, ORDER, {**ORDER, "amount": 5}, {**ORDER, "phone_number": "+255681234599"}]
         for number, order in enumerate([*alike, {**ORDER, "type": "disbursement"}]):
@@ -420,11 +412,7 @@ async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others
 async def test_many_payments_that_wait_for_others_of_their_kind_hold_up_no_other(sqlite_file_url: str) -> None:
     """Nineteen are on their way, and twice as many are like them: the one behind goes."""
     world = make_world(sqlite_file_url)
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(4)
-
-    world.line.after = dawdle
+    world.line.answer_after = 4.0
     async with world.client() as client:
         await enqueue(client, 19)
         for number in range(39):
@@ -584,11 +572,7 @@ async def test_the_end_waits_ten_seconds_for_answers(
 ) -> None:
     """Nothing else is begun; a payment without an answer is unknown, and left to reconcile."""
     world = make_world(sqlite_file_url)
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(answers_in)
-
-    world.line.after = dawdle
+    world.line.answer_after = answers_in
     async with world.client(timeout=60.0) as client:
         await enqueue(client, 3)
         async with client.dispatcher(per_minute=60) as dispatcher:

@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import attrs
-import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -672,11 +671,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
 async def test_slow_answers_do_not_slow_the_pace(sqlite_file_url: str) -> None:
     """Up to twenty payments are on their way at once."""
     world = make_world(sqlite_file_url)
-
-    async def dawdle(request: httpx.Request) -> None:
-        await anyio.sleep(4)
-
-    world.line.after = dawdle
+    world.line.answer_after = 4.0
     async with world.client() as client:
         for number in range(25):
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")

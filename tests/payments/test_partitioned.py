@@ -34,7 +34,7 @@ from tests.payments.test_outbox import (
 )
 from tests.payments.test_payouts import test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown
 from tests.payments.test_reconciler import test_one_match_is_adopted, test_someone_may_release_a_key
-from tests.payments.test_schema import test_the_database_allows, test_the_database_itself_forbids
+from tests.payments.test_schema import test_what_the_database_itself_forbids_and_allows
 from tests.payments.test_unclaimed_transactions import test_the_list_of_unclaimed_transactions
 from tests.support.databases import Postgres, partition
 

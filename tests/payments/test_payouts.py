@@ -283,12 +283,11 @@ async def test_a_line_of_a_cancelled_batch_that_comes_back_unsent_is_cancelled(w
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
         line = (await client.payouts.report(batch.id))[0]
 
-        async def cancel_meanwhile(request: Any) -> None:
-            world.line.before = None
+        async def cancel_meanwhile() -> None:
             await client.payouts.cancel(batch.id, by="Asha")
             raise httpx.ConnectError("All connection attempts failed")
 
-        world.line.before = cancel_meanwhile
+        world.line.meanwhile(cancel_meanwhile)
         with pytest.raises(ConnectionFailed):
             order: dict[str, Any] = {
                 "phone_number": line.phone_number,

@@ -487,12 +487,11 @@ async def test_payments_that_cannot_be_confirmed_absent(sqlite_file_url: str) ->
     world = make_world(sqlite_file_url)
     async with world.client() as client, world.client() as other:
 
-        async def meanwhile(request: httpx.Request) -> None:
-            world.line.before = None
+        async def meanwhile() -> None:
             with pytest.raises(StoreError, match="on its way"):
                 await other.payments.confirm_absent("order-1", note="no")
 
-        world.line.before = meanwhile
+        world.line.meanwhile(meanwhile)
         await create(client)
         for key in ("order-1", "order-2"):
             with pytest.raises(StoreError):
@@ -544,8 +543,7 @@ async def test_absent_collections_may_be_sent_again_where_the_merchant_says_so(
 async def test_an_absence_of_an_hour_ago_is_not_enough_to_send_again(sqlite_file_url: str, obstacle: str) -> None:
     """An absent collection is not sent on the evidence of a look that is too old, if a look now shows nothing."""
     world = make_world(sqlite_file_url)
-    pages = Pages(world, 1)
-    async with world.client(world.store(resend_absent_collections=True), transport=pages) as client:
+    async with world.client(world.store(resend_absent_collections=True)) as client:
         async with between_others(client):
             await lose(world, client, made=False)
         await world.advance(200)
@@ -555,12 +553,12 @@ async def test_an_absence_of_an_hour_ago_is_not_enough_to_send_again(sqlite_file
         if obstacle == "hidden":
             world.sandbox.script(faults.list_lag(10 * HOUR), on="transactions", times=9)
         else:
-            pages.total = 50
+            world.line.change_page = count(50)
         with pytest.raises(OutcomeUnknown):
             await create(client)
         assert world.sent == 3
         world.sandbox.clear_script()
-        pages.total = None
+        world.line.change_page = None
         assert (await create(client)).transaction_id == world.made[-1]
     assert world.sent == 4
 
@@ -721,16 +719,13 @@ async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url
     """A list may have its own form of numbers: an adopted payment is final all the same, in any final state."""
     world = make_world(sqlite_file_url)
 
-    class Spelt(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            response = await world.line.handle_async_request(request)
-            if not request.url.path.endswith("/transactions"):
-                return response
-            body = (await response.aread()).replace(b'"+255', b'"0')
-            return httpx.Response(200, content=body, headers={"content-type": "application/json"})
+    def spell(body: dict[str, Any]) -> None:
+        for row in body["transactions"]:
+            row["phone_number"] = row["phone_number"].replace("+255", "0")
 
+    world.line.change_page = spell
     expired = f"{PREFIX}408"
-    async with world.client(transport=Spelt()) as client:
+    async with world.client() as client:
         async with between_others(client):
             await lose(world, client, made=True, phone_number=expired)
         await world.advance(HOUR)
@@ -745,25 +740,9 @@ async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url
 # The list
 
 
-class Pages(httpx.AsyncBaseTransport):
-    """A list with pages of its own size, which may change between two pages, and with a total that may be wrong."""
-
-    def __init__(self, world: World, size: int, between: Callable[[int], None] = lambda page: None) -> None:
-        self._line, self._size, self._between = world.line, size, between
-        self.asked = 0
-        self.total: int | None = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/transactions"):
-            self.asked += 1
-            self._between(self.asked)
-            request.url = request.url.copy_merge_params({"limit": str(self._size)})
-        response = await self._line.handle_async_request(request)
-        if self.total is None or not request.url.path.endswith("/transactions"):
-            return response
-        body = json.loads(await response.aread())
-        body["pagination"]["total_count"] = self.total
-        return httpx.Response(200, json=body)
+def count(total: int) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a page: the total that it counts."""
+    return lambda body: body["pagination"].update(total_count=total)
 
 
 @pytest.mark.slow
@@ -774,13 +753,16 @@ async def test_pages_that_shift_hide_nothing(sqlite_file_url: str, order: Any, c
     """However small the pages, in either order, and while others pay: the payment is found, and nothing else is."""
     world = make_world(sqlite_file_url, list_order=order)
 
-    def arrive(page: int) -> None:
-        for number in range(3 if page < 20 else 0):
-            stranger(world, amount=str(50 + number))
+    def arrive(request: httpx.Request) -> None:
+        if request.url.path.endswith("/transactions"):
+            for number in range(3 if listings(world) < 19 else 0):
+                stranger(world, amount=str(50 + number))
+            request.url = request.url.copy_merge_params({"limit": "7"})
 
+    world.line.before = arrive
     for number in range(crowd):
         stranger(world, amount=str(5000 + number))
-    async with world.client(transport=Pages(world, 7, arrive)) as client:
+    async with world.client() as client:
         await lose(world, client, made=True)
         await lose(world, client, "order-2", made=False, amount=7)
         mine = [key for key, payment in world.sandbox.transactions.items() if payment.amount == "1000"]
@@ -795,9 +777,8 @@ async def test_pages_that_shift_hide_nothing(sqlite_file_url: str, order: Any, c
 async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_url: str) -> None:
     """A list that counts more transactions than it shows proves no absence, and the payment says so."""
     world = make_world(sqlite_file_url)
-    pages = Pages(world, 100)
-    pages.total = 9
-    async with world.client(transport=pages) as client:
+    world.line.change_page = count(9)
+    async with world.client() as client:
         async with between_others(client):
             await lose(world, client, made=False)
         await world.advance(300)
@@ -949,11 +930,10 @@ async def test_without_a_word_stale_is_what_no_request_can_outlive(world: World,
 async def test_what_this_process_sends_is_never_stale(world: World, client: AsyncClient) -> None:
     """`stale_after=0` does not concern the payments that this very process is sending."""
 
-    async def meanwhile(request: httpx.Request) -> None:
-        world.line.before = None
+    async def meanwhile() -> None:
         assert await client.payments.reconcile(stale_after=0) == []
 
-    world.line.before = meanwhile
+    world.line.meanwhile(meanwhile)
     await create(client)
     assert world.happened() == ["sent", "acknowledged"]
 
@@ -1000,12 +980,7 @@ async def test_a_late_answer_is_welcome(world: World, meanwhile: Meanwhile) -> N
     """The answer of a process that counted as dead is recorded, in any state of the payment."""
     async with world.client() as client, world.client(world.store(grace=0)) as other:
         await create(other, "before", amount=7)
-
-        async def before(request: httpx.Request) -> None:
-            world.line.before = None
-            await meanwhile(other)
-
-        world.line.before = before
+        world.line.meanwhile(lambda: meanwhile(other))
         answer = await create(client)
         record = await get(other)
         assert record.transaction_id == answer.transaction_id == world.made[-1]
@@ -1018,12 +993,7 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
     """Where the payment was found in the list before its answer came, the two agree, and nothing is said twice."""
     world = make_world(sqlite_file_url)
     async with world.client() as client, world.client() as other:
-
-        async def after(request: httpx.Request) -> None:
-            world.line.after = None
-            await _found_out(other)
-
-        world.line.after = after
+        world.line.meanwhile(lambda: _found_out(other), is_made=True)
         answer = await create(client)
         assert (await get(other)).is_adopted
         assert [entry.what for entry in (await get(other)).history] == ["sent", "unknown", "adopted"]
@@ -1034,12 +1004,7 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
 async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(world: World) -> None:
     """Two payments under one key, by a wrong confirmation, are reported: raised, and kept in the history."""
     async with world.client() as client, world.client(world.store(grace=0)) as other:
-
-        async def before(request: httpx.Request) -> None:
-            world.line.before = None
-            await _sent_again(other)
-
-        world.line.before = before
+        world.line.meanwhile(lambda: _sent_again(other))
         with pytest.raises(MobileMoneyError) as caught:
             await create(client)
         assert caught.value.outcome == "unknown"
@@ -1065,14 +1030,13 @@ async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_
     async with world.client() as client, world.client(world.store(grace=1)) as other:
         world.sandbox.script(NOT_MADE, on="c2b")
 
-        async def before(request: httpx.Request) -> None:
-            world.line.before = None
+        async def meanwhile() -> None:
             await other.payments.reconcile(stale_after=0)
             await anyio.sleep(2)
             await other.payments.reconcile()
             assert (await get(other)).walks == 1
 
-        world.line.before = before
+        world.line.meanwhile(meanwhile)
         with pytest.raises(OutcomeUnknown):
             await create(client)
         await other.payments.reconcile()

@@ -21,7 +21,8 @@ from mobilemoney_async.payments.api import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import page_answer
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio
-from tests.support.patience import PATIENCE
+from tests.support.fakes import FakeTransport, Hang
+from tests.support.patience import PATIENCE, until
 
 real = pytest.mark.real_time
 moments = st.floats(0, 2e9)
@@ -48,29 +49,18 @@ class Host:
         return store
 
 
-class Silent(httpx.AsyncBaseTransport):
-    """Service that takes payments without an answer, and lists none of them.
-
-    Attributes:
-        taken: Set once a payment has come.
-        drops: Whether it hangs up; else it leaves the caller waiting.
-    """
-
-    def __init__(self, *, drops: bool) -> None:
-        self.taken = anyio.Event()
-        self.drops = drops
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
-            return page_answer()
-        self.taken.set()
-        if self.drops:
-            raise httpx.RemoteProtocolError("hung up", request=request)
-        await anyio.sleep_forever()
-        raise AssertionError
+def silent(*, drops: bool) -> FakeTransport:
+    """Return a service that lists nothing, and hangs up on payments, or leaves their caller waiting."""
+    lost = httpx.RemoteProtocolError("hung up") if drops else Hang()
+    return FakeTransport(lambda sent: page_answer() if sent.method == "GET" else lost)
 
 
-def client(service: Silent, store: SQLStore) -> AsyncClient:
+async def until_taken(service: FakeTransport) -> None:
+    """Wait until a payment has come."""
+    await until(lambda: any(sent.method == "POST" for sent in service.sent))
+
+
+def client(service: FakeTransport, store: SQLStore) -> AsyncClient:
     """Return the client of a process with its host's clock, corrected by the store."""
     limiter = RateLimiter(per_minute=60_000, burst=1000)
     return AsyncClient("https://service.invalid/v1", auth="token", store=store, transport=service, rate_limiter=limiter)
@@ -80,7 +70,7 @@ def client(service: Silent, store: SQLStore) -> AsyncClient:
 @on_asyncio
 async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres_url: str) -> None:
     """A payment that one host is sending is on its way for all of them, whatever their clocks show."""
-    service = Silent(drops=False)
+    service = silent(drops=False)
     behind, ahead = Host(-2 * PATIENCE).store(postgres_url), Host(+2 * PATIENCE).store(postgres_url)
     async with client(service, behind) as sender, client(service, ahead) as other, anyio.create_task_group() as tasks:
 
@@ -88,8 +78,7 @@ async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres
             await sender.collections.create(**ORDER, idempotency_key="order-1")
 
         tasks.start_soon(send)
-        with anyio.fail_after(PATIENCE):
-            await service.taken.wait()
+        await until_taken(service)
         assert await other.payments.reconcile() == []
         with pytest.raises(StoreError, match="on its way"):
             await other.payments.confirm_absent("order-1", note="I cannot see it")
@@ -105,7 +94,7 @@ async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres
 @on_asyncio
 async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> None:
     """A host with a clock minutes ahead does not call a payment absent that was sent a moment ago."""
-    service = Silent(drops=True)
+    service = silent(drops=True)
     behind, ahead = Host(-2 * PATIENCE).store(postgres_url), Host(+2 * PATIENCE).store(postgres_url)
     async with client(service, behind) as sender, client(service, ahead) as other:
         with pytest.raises(OutcomeUnknown):
@@ -135,7 +124,7 @@ async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) 
 @on_asyncio
 async def test_a_clock_that_jumps_takes_nothing_out_of_the_queue(postgres_url: str) -> None:
     """A payment with an hour left stays queued on a host whose clock jumps two hours ahead, and is then sent."""
-    host, service = Host(0), Silent(drops=True)
+    host, service = Host(0), silent(drops=True)
     async with client(service, host.store(postgres_url)) as shop, shop.dispatcher() as dispatcher:
         dispatcher.pause()
         await shop.payments.enqueue(type="collection", **ORDER, idempotency_key="order-1", not_after=timedelta(hours=1))
@@ -154,7 +143,7 @@ async def test_a_time_from_now_is_of_the_database_s_clock(postgres_url: str, dri
     plain = sa.make_url(postgres_url)
     asked: dict[str, Any] = {"type": "collection", **ORDER, "idempotency_key": "order-1"}
     asked |= {"not_before": timedelta(minutes=1), "not_after": timedelta(hours=1)}
-    async with client(Silent(drops=True), Host(0).store(postgres_url)) as other:
+    async with client(silent(drops=True), Host(0).store(postgres_url)) as other:
         await other.payments.unresolved()  # makes the tables
         late = Host(-7200).store(postgres_url)
         if driver == "psycopg":
@@ -175,7 +164,7 @@ async def test_a_time_from_now_is_of_the_database_s_clock(postgres_url: str, dri
 @on_asyncio
 async def test_a_clock_that_jumps_gives_no_request_up(postgres_url: str) -> None:
     """Neither a reconciliation nor an operator's word takes a payment that is on its way for one that is not."""
-    service, host = Silent(drops=False), Host(0)
+    service, host = silent(drops=False), Host(0)
     async with (
         client(service, Host(0).store(postgres_url)) as sender,
         client(service, host.store(postgres_url)) as other,
@@ -187,8 +176,7 @@ async def test_a_clock_that_jumps_gives_no_request_up(postgres_url: str) -> None
 
         await other.payments.unresolved()
         tasks.start_soon(send)
-        with anyio.fail_after(PATIENCE):
-            await service.taken.wait()
+        await until_taken(service)
         host.ahead = 7200
         assert await other.payments.reconcile() == []
         host.ahead = 14400

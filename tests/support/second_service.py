@@ -138,6 +138,7 @@ class SecondService(httpx.AsyncBaseTransport):
         lists: How many pages of the list were asked for.
         lookups: How many single transactions were asked for.
         log: All of these, one after another.
+        queries: What each request has asked for behind its path.
         list: How the list behaves.
         makes: Whether a create makes a transaction.
         repeats: How many transactions one create makes, as behind a proxy that repeats requests.
@@ -159,6 +160,7 @@ class SecondService(httpx.AsyncBaseTransport):
     lists: int = 0
     lookups: int = 0
     log: list[Event] = attrs.field(factory=list)
+    queries: list[httpx.QueryParams] = attrs.field(factory=list)
     list: ListBehaviour = attrs.field(factory=ListBehaviour)
     makes: bool = True
     repeats: int = 1
@@ -205,6 +207,7 @@ class SecondService(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/v1")
+        self.queries.append(request.url.params)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         merchant_id = self.merchants.get(token) if scheme == "Bearer" else None
         if merchant_id is None:
