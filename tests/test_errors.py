@@ -1,12 +1,12 @@
 """Every error holds the result of the request, travels between processes, and gives nothing secret away."""
 
 import copy
-import datetime as dt
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import attrs
 import pytest
 
 import mobilemoney_async
@@ -24,7 +24,6 @@ from mobilemoney_async import (
     InvalidTransactionId,
     LimitExceeded,
     MobileMoneyError,
-    Network,
     NoSuchMerchant,
     OutcomeUnknown,
     PermissionDenied,
@@ -33,27 +32,15 @@ from mobilemoney_async import (
     ServerError,
     StoreError,
     TokenExpired,
-    Transaction,
     TransactionNotFound,
     TransactionStatus,
-    TransactionType,
     TransportError,
     UnexpectedResponse,
     WaitTimeout,
 )
+from tests.contract.test_models import NOON, PENDING
 
-NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
-SEEN = Transaction(
-    id="t-1",
-    reference="r-1",
-    type=TransactionType.COLLECTION,
-    amount=Decimal(1000),
-    currency="TZS",
-    phone_number="+255680000001",
-    network=Network.AIRTEL_MONEY,
-    status=TransactionStatus("HELD"),
-    created_at=NOON,
-)
+SEEN = attrs.evolve(PENDING, status=TransactionStatus("HELD"))
 
 # One of each class, with everything that it can carry.
 ERRORS: list[MobileMoneyError] = [

@@ -12,17 +12,9 @@ import respx
 from mobilemoney_async import (
     APIError,
     AsyncClient,
-    InvalidCredentials,
     InvalidRequest,
-    InvalidToken,
-    InvalidTransactionId,
     LoginAuth,
-    MobileMoneyError,
-    PermissionDenied,
-    RateLimitExceeded,
     RetryPolicy,
-    TokenExpired,
-    TransactionNotFound,
     TransactionStatus,
 )
 from mobilemoney_async.testing import (
@@ -34,6 +26,7 @@ from mobilemoney_async.testing import (
     transaction_answer,
     transaction_record,
 )
+from tests.contract.test_error_mapping import CODES
 from tests.support.fakes import BASE_URL, EMAIL, PASSWORD, PHONE_NUMBER, TOKEN, make_client
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -90,17 +83,6 @@ async def test_answers_come_in_turn_and_the_last_for_ever(routes: Routes, base_u
         seen = [(await ours.transactions.get("tx-1")).status for _ in range(4)]
     assert seen == ["PENDING", "SUCCESS", "SUCCESS", "SUCCESS"]
     assert route.call_count == 5
-
-
-CODES: dict[str, type[MobileMoneyError]] = {
-    "TRANSACTION_NOT_FOUND": TransactionNotFound,
-    "INVALID_TRANSACTION_ID": InvalidTransactionId,
-    "RATE_LIMIT_EXCEEDED": RateLimitExceeded,
-    "invalid_credentials": InvalidCredentials,
-    "invalid_token": InvalidToken,
-    "token_expired": TokenExpired,
-    "insufficient_permissions": PermissionDenied,
-}
 
 
 @pytest.mark.parametrize("code", CODES)

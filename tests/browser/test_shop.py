@@ -1,7 +1,6 @@
 """A customer in a browser pays, and sees how it ends. Screenshots go where MOBILEMONEY_SCREENSHOTS says, if it does."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.chromium import FLAGS, find_browser
+from tests.support.chromium import headless
 from tests.support.patience import PATIENCE
 from tests.support.shops import Shop, fastapi_shop, running
 
@@ -51,19 +50,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    browser, driver = find_browser()
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    # Debian's wrapper scripts write to stderr.
-    service = webdriver.ChromeService(driver, log_output=subprocess.DEVNULL)
-    chrome = webdriver.Chrome(options=options, service=service)
-    try:
+    with headless(tmp_path_factory.mktemp("chromium")) as chrome:
         yield chrome
-    finally:
-        chrome.quit()
 
 
 class Customer:

@@ -12,7 +12,7 @@ from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.testing import run_virtual
 from tests.support.commands import run as mobilemoney
-from tests.support.databases import sqlite_url
+from tests.support.databases import execute, sqlite_url
 
 NUMBER, SUCCEEDS = "+255681234501", "+255780000789"
 
@@ -166,10 +166,8 @@ def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
     assert (done.exit_code, done.stdout) == (
         *(0, "3 accounts are compared with the service before their next payments.\n"),
     )
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     columns = accounts.c
-    with engine.connect() as connection:
-        found = connection.execute(sa.select(columns.went_backwards, columns.due_since, columns.known_until)).all()
+    found = execute(url, sa.select(columns.went_backwards, columns.due_since, columns.known_until))
     assert [row.went_backwards for row in found] == [True] * 3
     assert all(row.known_until < row.due_since for row in found)
     assert run("restored", "--note", "", "--store", url).exit_code == 2

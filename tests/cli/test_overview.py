@@ -24,7 +24,7 @@ from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, 
 from tests.payments.service import ORDER, Outage, make_world, on_asyncio
 from tests.payments.tables import insert_payment
 from tests.support.commands import run
-from tests.support.databases import sqlite_url
+from tests.support.databases import execute, sqlite_url
 from tests.support.terminal import terminal
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -235,14 +235,11 @@ class TestCommand:
         assert (result.exit_code, missing.exists()) == (1, False)
         assert "there is no file" in result.stderr
         url = sqlite_url(tmp_path)
-        engine = sa.create_engine(url)
         for version, said in ((1, "then use a new database"), (99, "update mobilemoney-async")):
-            with engine.begin() as connection:
-                connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {version}"))
+            execute(url, f"UPDATE mobilemoney_schema SET version = {version}")
             result = run("watch", "--store", url)
             assert result.exit_code == 1
             assert said in result.stderr
-        engine.dispose()
         assert run("watch").exit_code == 2
         empty = tmp_path / "empty.db"
         empty.touch()

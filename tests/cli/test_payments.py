@@ -23,7 +23,7 @@ from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
 from tests.support import commands
 from tests.support.commands import run as mobilemoney
-from tests.support.databases import sqlite_url
+from tests.support.databases import execute, sqlite_url
 
 NUMBER = "+255681234501"
 ESCAPE = "\x1b[2J[red]"
@@ -179,10 +179,7 @@ class TestShow:
         assert NUMBER not in result.stdout
         assert "not called absent" not in result.stdout
         reason = "no later payment to compare with"
-        engine = sa.create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE mobilemoney_payment_records SET cause = 'NO_LATER'"))
-        engine.dispose()
+        execute(url, "UPDATE mobilemoney_payment_records SET cause = 'NO_LATER'")
         shown = run("show", "order-1", "--store", url).stdout
         assert re.search(rf"^not called absent because +{reason}$", shown, re.MULTILINE)
         assert re.search(
@@ -424,10 +421,9 @@ class TestReconcile:
 def age(url: str) -> None:
     """Let ten minutes pass since the requests of all payments."""
     table, past = schema.payments, timedelta(minutes=10)
-    with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-        for row in connection.execute(sa.select(table.c.key, table.c.sent_at, table.c.ended_at)).all():
-            times = {"sent_at": row.sent_at - past, "ended_at": row.ended_at - past}
-            connection.execute(table.update().where(table.c.key == row.key).values(times))
+    for row in execute(url, sa.select(table.c.key, table.c.sent_at, table.c.ended_at)):
+        times = {"sent_at": row.sent_at - past, "ended_at": row.ended_at - past}
+        execute(url, table.update().where(table.c.key == row.key).values(times))
 
 
 class TestConfirmAbsent:
@@ -618,9 +614,8 @@ class TestRecover:
     def forgotten(self, sandbox: Sandbox, url: str) -> dict[str, str]:
         """Payments that the store has forgotten, found by a payment ten minutes later: transactions by key."""
         pay(sandbox, url, "order-1", "order-2", "order-3")
-        with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-            for table, key in (("payment_history", "key"), ("payment_records", "key"), ("changes", "name")):
-                connection.execute(sa.text(f"DELETE FROM mobilemoney_{table} WHERE {key} <> 'order-1'"))
+        for table, key in (("payment_history", "key"), ("payment_records", "key"), ("changes", "name")):
+            execute(url, f"DELETE FROM mobilemoney_{table} WHERE {key} <> 'order-1'")
 
         async def notice() -> None:
             later = timedelta(minutes=10)
@@ -727,8 +722,7 @@ class TestRecover:
 def test_an_account_is_bound_again(sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
     """After the word of an operator the store serves other credentials."""
     pay(sandbox, url, "order-1")
-    with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-        connection.execute(sa.text("UPDATE mobilemoney_accounts SET host = 'elsewhere.example'"))
+    execute(url, "UPDATE mobilemoney_accounts SET host = 'elsewhere.example'")
     refused = run("reconcile", "--store", url, **served)
     assert refused.exit_code == 1
     assert "payments rebind" in refused.stderr

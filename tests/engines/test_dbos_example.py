@@ -10,11 +10,10 @@ from typing import Any
 
 import anyio
 import pytest
-import sqlalchemy as sa
 import uvicorn
 
 from mobilemoney_async.sandbox import Sandbox, faults
-from tests.support.databases import postgres
+from tests.support.databases import execute, postgres
 from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
 from tests.support.patience import PATIENCE, until
 from tests.support.shops import EXAMPLES
@@ -48,11 +47,7 @@ async def serve(sandboxes: list[Sandbox]) -> AsyncIterator[str]:
 
 
 def rows(url: str, query: str) -> list[Any]:
-    engine = sa.create_engine(url)
-    with engine.connect() as connection:
-        found = [tuple(row) for row in connection.execute(sa.text(query))]
-    engine.dispose()
-    return found
+    return [tuple(row) for row in execute(url, query)]
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mobilemoney_async import AsyncClient
+from mobilemoney_async.database.engine import Database
 from tests.payments import second_world
 from tests.payments.service import World, make_world
 from tests.support.databases import Postgres, postgres, sqlite_url
@@ -70,6 +71,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = [("asyncio", "sqlite"), ("trio", "postgresql")]
         both = pytest.mark.parametrize(("anyio_backend", "store_url"), pairs, indirect=True)
         metafunc.definition.add_marker(both)
+
+
+@pytest.fixture
+def database(store_url: str) -> Iterator[Database]:
+    """One of each kind, opened."""
+    opened = Database(store_url)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(params=["collections", "disbursements"])

@@ -8,10 +8,11 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from mobilemoney_async import Network, PaymentRecord, PaymentState, Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async import PaymentRecord, PaymentState, Transaction
+from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk
 from mobilemoney_async.payments.ownership.matching import ClockSample, PaymentQuery, Skew
+from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 SECOND = timedelta(seconds=1)
@@ -34,17 +35,7 @@ def search(sent_at: datetime = NOON, *, took: timedelta = 2 * SECOND, amount: st
 
 def row(created_at: datetime = NOON, *, id: str = "tx-1", **changes: Any) -> Transaction:
     """Return a transaction that such a payment may be."""
-    made = Transaction(
-        id=id,
-        reference=f"ref-{id}",
-        type=TransactionType.COLLECTION,
-        amount=Decimal(1000),
-        currency="TZS",
-        phone_number=PHONE_NUMBER,
-        network=Network.AIRTEL_MONEY,
-        status=TransactionStatus.PENDING,
-        created_at=created_at,
-    )
+    made = attrs.evolve(PENDING, id=id, reference=f"ref-{id}", phone_number=PHONE_NUMBER, created_at=created_at)
     return attrs.evolve(made, **changes)
 
 

@@ -1,24 +1,23 @@
 """Rows of the store, made past its own code."""
 
-from decimal import Decimal
 from typing import Any
 
+import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async import Network, Transaction, TransactionStatus, TransactionType
+from mobilemoney_async import TransactionStatus
 from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.payments.records.record import PaymentState, stops_kind
+from tests.contract.test_models import PENDING
+from tests.support.databases import execute
 from tests.support.fakes import NOON
 
-SEEN = Transaction(
+SEEN = attrs.evolve(
+    PENDING,
     id="tx-1",
     reference="REF-1",
     external_id="order/7",
-    type=TransactionType.COLLECTION,
-    amount=Decimal(1000),
-    currency="TZS",
     phone_number="+255780000789",
-    network=Network.AIRTEL_MONEY,
     status=TransactionStatus.FAILED,
     created_at=NOON,
 )
@@ -26,10 +25,7 @@ SEEN = Transaction(
 
 def edit(url: str, change: sa.Executable) -> None:
     """Change a database as someone at its console does."""
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(change)
-    engine.dispose()
+    execute(url, change)
 
 
 def insert_payment(connection: sa.Connection, **changes: Any) -> None:

@@ -24,6 +24,7 @@ from mobilemoney_async import (
 from mobilemoney_async.events import Event, MerchantSuspended
 from mobilemoney_async.sandbox import Sandbox
 from tests.payments.test_worker import NUMBER, Platform, enqueue, pay
+from tests.support.databases import execute
 
 PAYMENT: dict[str, Any] = {"phone_number": NUMBER, "amount": 1000}
 
@@ -236,13 +237,10 @@ async def test_a_state_of_a_later_release_pays_nothing(sqlite_file_url: str) -> 
     sandbox = Sandbox()
     async with sandbox.client(store=SQLStore(sqlite_file_url, "shop-1")) as client:
         await client.payments.enqueue(type="collection", **PAYMENT, idempotency_key="k")
-        engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
-        with engine.begin() as connection:
-            connection.execute(
-                sa.text(
-                    "INSERT INTO mobilemoney_accounts (account, state) VALUES ('shop-1', 'FROZEN') "
-                    "ON CONFLICT (account) DO UPDATE SET state = 'FROZEN'"
-                )
-            )
+        execute(
+            sqlite_file_url,
+            "INSERT INTO mobilemoney_accounts (account, state) VALUES ('shop-1', 'FROZEN') "
+            "ON CONFLICT (account) DO UPDATE SET state = 'FROZEN'",
+        )
         with pytest.raises(MobileMoneyError, match="account 'shop-1' is frozen"):
             await client.collections.create(**PAYMENT, idempotency_key="new")

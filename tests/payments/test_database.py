@@ -386,9 +386,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return seen
 
 
-async def test_an_error_shows_no_phone_number(store_url: str) -> None:
+async def test_an_error_shows_no_phone_number(database: Database) -> None:
     """Neither the text nor the cause of a `StoreError` shows the values of a row, though drivers quote them."""
-    database = Database(store_url)
     insert = sa.text(
         "INSERT INTO mobilemoney_payment_records (account, key, type, phone_number, amount, extra_digest, state,"
         " attempt, created_at, changed_at, is_adopted, stops_kind, walks, priority) VALUES ('a', :key, 'collection',"
@@ -400,13 +399,11 @@ async def test_an_error_shows_no_phone_number(store_url: str) -> None:
     said = "".join(f"{each!s}{each!r}" for each in _chain(caught.value))
     assert "780000789" not in said
     assert "the store failed" in said
-    database.close()
 
 
 @pytest.mark.new_database
-async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: str) -> None:
+async def test_work_that_has_begun_ends_though_its_task_is_cancelled(database: Database) -> None:
     """A task that is cancelled while the database works gets the cancellation afterwards; the commit stays."""
-    database = Database(store_url)
     await database.write(one)
     begun = threading.Event()
 
@@ -428,7 +425,6 @@ async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: 
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     assert returned
-    database.close()
 
 
 @pytest.mark.new_database

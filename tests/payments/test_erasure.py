@@ -23,6 +23,7 @@ from mobilemoney_async import (
 from mobilemoney_async.database.schema import METADATA
 from mobilemoney_async.sandbox import Sandbox
 from tests.payments.test_account_state import platform_of
+from tests.support.databases import execute
 
 pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
 
@@ -48,15 +49,11 @@ async def pay(client: AsyncClient, number: str = NUMBER, key: str = "order-1", a
 
 def everything(url: str) -> str:
     """Return all that the database holds, as text."""
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
-        return "\n".join(str(row) for table in METADATA.sorted_tables for row in connection.execute(sa.select(table)))
+    return "\n".join(str(row) for table in METADATA.sorted_tables for row in execute(url, sa.select(table)))
 
 
 def rows(url: str, table: str) -> list[Mapping[str, Any]]:
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
-        return [dict(row) for row in connection.execute(sa.select(METADATA.tables[table])).mappings()]
+    return [row._mapping for row in execute(url, sa.select(METADATA.tables[table]))]
 
 
 @pytest.mark.pairs

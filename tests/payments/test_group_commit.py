@@ -2,8 +2,8 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -44,6 +44,27 @@ async def make_marks(url: str) -> Database:
     for statement in ("DROP TABLE IF EXISTS group_marks", "CREATE TABLE group_marks (number INTEGER PRIMARY KEY)"):
         await database.write(partial(run, statement))
     return database
+
+
+@pytest.fixture
+async def database(store_url: str) -> AsyncIterator[Database]:
+    """That database."""
+    made = await make_marks(store_url)
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def behind_a_gate(database: Database) -> AsyncIterator[anyio.abc.TaskGroup]:
+    """Let work of tasks gather while an earlier one runs; at the end of the block all of it is awaited."""
+    gate = Gate()
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(database.write, gate.work, share_key=("account", "00000")))
+            await gate.wait()
+            yield tasks
+            await anyio.wait_all_tasks_blocked()
+            gate.opened.set()
 
 
 def mark(number: int) -> Work:
@@ -97,7 +118,7 @@ class Gate:
 
 async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dict[int, Any]:
     """Run works that gather while an earlier one runs; return the result or error of each."""
-    gate, found = Gate(), dict[int, Any]()
+    found: dict[int, Any] = {}
 
     async def write(number: int, work: Work) -> None:
         try:
@@ -105,20 +126,15 @@ async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dic
         except StoreError as exc:
             found[number] = exc
 
-    with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write, 0, gate.work)
-            await gate.wait()
-            for number in random.sample(sorted(works), len(works)):
-                tasks.start_soon(write, number, works[number])
-            await anyio.wait_all_tasks_blocked()
-            gate.opened.set()
+    async with behind_a_gate(database) as tasks:
+        for number in random.sample(sorted(works), len(works)):
+            tasks.start_soon(write, number, works[number])
     return found
 
 
-async def test_writes_that_wait_together_are_committed_together(store_url: str) -> None:
+async def test_writes_that_wait_together_are_committed_together(database: Database) -> None:
     """Each returns its own result once that is committed, and they run in the order of their names."""
-    database, order, commits = await make_marks(store_url), list[int](), list[int]()
+    order, commits = list[int](), list[int]()
 
     def noted(number: int) -> Work:
         def work(connection: sa.Connection) -> int:
@@ -130,16 +146,15 @@ async def test_writes_that_wait_together_are_committed_together(store_url: str) 
     numbers = range(1, MOST_TOGETHER + 1)
     with before_commits(lambda: commits.append(1)):
         found = await write_behind_a_gate(database, {number: noted(number) for number in numbers})
-    assert found == {0: 0, **{number: number for number in numbers}}
+    assert found == {number: number for number in numbers}
     assert order == list(numbers)
     assert len(commits) == 2
     assert await marks(database) == list(numbers)
-    database.close()
 
 
-async def test_what_ends_a_payment_goes_before_what_begins_one(store_url: str) -> None:
+async def test_what_ends_a_payment_goes_before_what_begins_one(database: Database) -> None:
     """In a busy process: else many would be begun, and none would learn its result in time."""
-    database, gate, order = await make_marks(store_url), Gate(), list[int]()
+    order: list[int] = []
 
     async def write(number: int, *, high_priority: bool) -> None:
         def work(connection: sa.Connection) -> None:
@@ -147,46 +162,34 @@ async def test_what_ends_a_payment_goes_before_what_begins_one(store_url: str) -
 
         await database.write(work, share_key=("account", f"{number:05}"), high_priority=high_priority)
 
-    with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(database.write, gate.work, share_key=("account", "")))
-            await gate.wait()
-            for number in range(2 * MOST_TOGETHER + 1):
-                tasks.start_soon(partial(write, number, high_priority=number == 2 * MOST_TOGETHER))
-            await anyio.wait_all_tasks_blocked()
-            gate.opened.set()
+    async with behind_a_gate(database) as tasks:
+        for number in range(2 * MOST_TOGETHER + 1):
+            tasks.start_soon(partial(write, number, high_priority=number == 2 * MOST_TOGETHER))
     assert order.index(2 * MOST_TOGETHER) == MOST_TOGETHER - 1
     assert sorted(order) == list(range(2 * MOST_TOGETHER + 1))
-    database.close()
 
 
 async def test_work_that_has_waited_for_long_is_done_with_what_came_later(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is behind goes on: refused, all of the work would only come again."""
-    database, gate, found = await make_marks(store_url), Gate(), list[int]()
+    found: list[int] = []
 
     async def write(number: int) -> None:
         found.append(await database.write(mark(number), share_key=("account", str(number))))
 
-    with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(database.write, gate.work, share_key=("account", "")))
-            await gate.wait()
-            monkeypatch.setattr(engine, "_QUEUE", -1)
-            tasks.start_soon(write, 1)
-            await anyio.wait_all_tasks_blocked()
-            monkeypatch.undo()
-            tasks.start_soon(write, 2)
-            await anyio.wait_all_tasks_blocked()
-            gate.opened.set()
+    async with behind_a_gate(database) as tasks:
+        monkeypatch.setattr(engine, "_QUEUE", -1)
+        tasks.start_soon(write, 1)
+        await anyio.wait_all_tasks_blocked()
+        monkeypatch.undo()
+        tasks.start_soon(write, 2)
     assert sorted(found) == await marks(database) == [1, 2]
-    database.close()
 
 
-async def test_groups_do_not_wait_behind_other_work(store_url: str) -> None:
+async def test_groups_do_not_wait_behind_other_work(database: Database) -> None:
     """Hundreds of accounts may have the database look something up: a payment is recorded at once."""
-    database, gates = await make_marks(store_url), [Gate() for _ in range(THREADS - GROUP_THREADS)]
+    gates = [Gate() for _ in range(THREADS - GROUP_THREADS)]
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
@@ -198,12 +201,11 @@ async def test_groups_do_not_wait_behind_other_work(store_url: str) -> None:
             for gate in gates:
                 gate.opened.set()
     assert await marks(database) == [1]
-    database.close()
 
 
-async def test_the_limiters_of_many_accounts_share_transactions(store_url: str) -> None:
+async def test_the_limiters_of_many_accounts_share_transactions(database: Database) -> None:
     """Each account has a budget of its own, and their reservations come together."""
-    database, count, commits = await make_marks(store_url), 20, list[int]()
+    count, commits = 20, list[int]()
     limiters = [SharedLimiter(RateLimiter(), database, f"shop-{number}") for number in range(count)]
     with before_commits(lambda: commits.append(1)), anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
@@ -211,13 +213,11 @@ async def test_the_limiters_of_many_accounts_share_transactions(store_url: str) 
                 tasks.start_soon(limiter.acquire)
     assert [limiter.usage().granted for limiter in limiters] == [1] * count
     assert len(commits) <= count / 2
-    database.close()
 
 
 @pytest.mark.parametrize("kind", ["its own", "of the database", "of a row that cannot be read"])
-async def test_an_error_is_that_of_its_own_task(store_url: str, kind: str) -> None:
+async def test_an_error_is_that_of_its_own_task(database: Database, kind: str) -> None:
     """What it has written is rolled back; the others are committed."""
-    database = await make_marks(store_url)
 
     def wrong(connection: sa.Connection) -> int:
         mark(100)(connection)
@@ -231,14 +231,13 @@ async def test_an_error_is_that_of_its_own_task(store_url: str, kind: str) -> No
     error = found.pop(2)
     assert isinstance(error, StoreError)
     assert "81234567" not in str(error)
-    assert found == {0: 0, 1: 1, 3: 3}
+    assert found == {1: 1, 3: 3}
     assert await marks(database) == [1, 3]
-    database.close()
 
 
-async def test_a_commit_that_breaks_is_not_tried_again(store_url: str) -> None:
+async def test_a_commit_that_breaks_is_not_tried_again(database: Database) -> None:
     """All of it may be there, or nothing: each task gets the error, and no work runs a second time."""
-    database, runs = await make_marks(store_url), list[int]()
+    runs = list[int]()
 
     def counted(number: int) -> Work:
         def work(connection: sa.Connection) -> int:
@@ -255,7 +254,6 @@ async def test_a_commit_that_breaks_is_not_tried_again(store_url: str) -> None:
         found = await write_behind_a_gate(database, {number: counted(number) for number in (1, 2, 3)})
     assert [found[number].outcome for number in (1, 2, 3)] == ["not_sent"] * 3
     assert runs == [1, 2, 3]
-    database.close()
 
 
 async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) -> None:
@@ -283,9 +281,9 @@ async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) ->
     database.close()
 
 
-async def test_cancelled_before_it_begins_work_never_runs(store_url: str) -> None:
+async def test_cancelled_before_it_begins_work_never_runs(database: Database) -> None:
     """Its task leaves at once, while the transaction before it goes on."""
-    database, gate = await make_marks(store_url), Gate()
+    gate = Gate()
 
     async def write(work: Work, name: str) -> None:
         await database.write(work, share_key=("account", name))
@@ -301,13 +299,12 @@ async def test_cancelled_before_it_begins_work_never_runs(store_url: str) -> Non
             outer.start_soon(write, mark(2), "two")
             gate.opened.set()
     assert await marks(database) == [2]
-    database.close()
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
-async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(store_url: str, who: str) -> None:
+async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(database: Database, who: str) -> None:
     """What was begun is committed, and the callback has its result; other tasks get theirs."""
-    database, first, gate, told = await make_marks(store_url), Gate(), Gate(), list[int]()
+    first, gate, told = Gate(), Gate(), list[int]()
     ended: list[str] = []
 
     def slow(connection: sa.Connection) -> int:
@@ -340,12 +337,11 @@ async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(stor
     ]
     assert sorted(told) == [0, 0, 1, 3]
     assert await marks(database) == [1, 3, 9]
-    database.close()
 
 
-async def test_tasks_that_come_and_go_lose_no_write(store_url: str) -> None:
+async def test_tasks_that_come_and_go_lose_no_write(database: Database) -> None:
     """However tasks are cancelled, a write that returned is there, and one whose callback ran is there."""
-    database, told, returned = await make_marks(store_url), set[int](), set[int]()
+    told, returned = set[int](), set[int]()
     rng = random.Random(7)
 
     async def write(number: int, patience: float) -> None:
@@ -361,12 +357,11 @@ async def test_tasks_that_come_and_go_lose_no_write(store_url: str) -> None:
         there = set(await marks(database))
     assert returned <= told
     assert told == there
-    database.close()
 
 
-async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
+async def test_reads_share_a_transaction_but_no_error(database: Database) -> None:
     """One that refuses costs the others nothing."""
-    database, found = await make_marks(store_url), dict[int, Any]()
+    found = dict[int, Any]()
 
     def refuse(connection: sa.Connection) -> int:
         raise StoreError("no", outcome="not_sent")
@@ -385,7 +380,6 @@ async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
             for number in range(5):
                 tasks.start_soon(read, number)
     assert found == {0: 0, 1: 1, 2: "no", 3: 3, 4: 4}
-    database.close()
 
 
 async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_lost(store_url: str) -> None:

@@ -26,65 +26,25 @@ from mobilemoney_async.payments.records.record import (
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 # A row for each state; an event that is not in a row contradicts it.
-TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
-    PaymentState.QUEUED: {
-        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
-        PaymentEvent.SEND: PaymentState.SENDING,
-        PaymentEvent.CANCEL: PaymentState.CANCELLED,
-        PaymentEvent.WITHDRAW: PaymentState.NOT_SENT,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
-    },
-    PaymentState.CANCELLED: {PaymentEvent.PUT_BACK: PaymentState.CANCELLED},
-    PaymentState.SENDING: {
-        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
-        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.REFUSE: PaymentState.REFUSED,
-        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
-        PaymentEvent.LOSE: PaymentState.UNKNOWN,
-    },
-    PaymentState.UNKNOWN: {
-        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
-        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.REFUSE: PaymentState.REFUSED,
-        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
-        PaymentEvent.LOSE: PaymentState.UNKNOWN,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.MISS: PaymentState.ABSENT,
-        PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
-    },
-    PaymentState.ABSENT: {
-        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
-        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.REFUSE: PaymentState.REFUSED,
-        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
-        PaymentEvent.LOSE: PaymentState.UNKNOWN,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
-        PaymentEvent.SEND: PaymentState.SENDING,
-    },
-    PaymentState.NOT_SENT: {
-        PaymentEvent.SEND: PaymentState.SENDING,
-        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.ENQUEUE: PaymentState.QUEUED,
-    },
-    PaymentState.REFUSED: {
-        PaymentEvent.ENQUEUE: PaymentState.QUEUED,
-        PaymentEvent.SEND: PaymentState.SENDING,
-        PaymentEvent.CANCEL: PaymentState.CANCELLED,
-        PaymentEvent.REFUSE: PaymentState.REFUSED,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
-    },
-    PaymentState.RELEASED: {
-        PaymentEvent.SEND: PaymentState.SENDING,
-        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
-        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
-    },
-    PaymentState.ACKNOWLEDGED: {PaymentEvent.FINISH: PaymentState.FINAL},
-    PaymentState.FINAL: {},
+ROWS = {
+    "QUEUED": "PUT_BACK-QUEUED SEND-SENDING CANCEL-CANCELLED WITHDRAW-NOT_SENT ADOPT-ACKNOWLEDGED DOUBT-UNKNOWN",
+    "CANCELLED": "PUT_BACK-CANCELLED",
+    "SENDING": "PUT_BACK-QUEUED ACKNOWLEDGE-ACKNOWLEDGED REFUSE-REFUSED FAIL_UNSENT-NOT_SENT LOSE-UNKNOWN",
+    "UNKNOWN": "PUT_BACK-QUEUED ACKNOWLEDGE-ACKNOWLEDGED REFUSE-REFUSED FAIL_UNSENT-NOT_SENT LOSE-UNKNOWN "
+    "ADOPT-ACKNOWLEDGED MISS-ABSENT CONFIRM_ABSENT-RELEASED",
+    "ABSENT": "PUT_BACK-QUEUED ACKNOWLEDGE-ACKNOWLEDGED REFUSE-REFUSED FAIL_UNSENT-NOT_SENT LOSE-UNKNOWN "
+    "ADOPT-ACKNOWLEDGED CONFIRM_ABSENT-RELEASED SEND-SENDING",
+    "NOT_SENT": "SEND-SENDING FAIL_UNSENT-NOT_SENT ADOPT-ACKNOWLEDGED ENQUEUE-QUEUED",
+    "REFUSED": "ENQUEUE-QUEUED SEND-SENDING CANCEL-CANCELLED REFUSE-REFUSED ADOPT-ACKNOWLEDGED DOUBT-UNKNOWN",
+    "RELEASED": "SEND-SENDING ACKNOWLEDGE-ACKNOWLEDGED ADOPT-ACKNOWLEDGED DOUBT-UNKNOWN",
+    "ACKNOWLEDGED": "FINISH-FINAL",
+    "FINAL": "",
+}
+TABLE = {
+    PaymentState[state]: {
+        PaymentEvent[event]: PaymentState[to] for event, to in (each.split("-") for each in row.split())
+    }
+    for state, row in ROWS.items()
 }
 
 

@@ -9,7 +9,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-import sqlalchemy as sa
 
 from mobilemoney_async import (
     ConnectionFailed,
@@ -40,6 +39,7 @@ from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, load_failure
 from tests.payments.test_cancelled_twice import cancel_twice
+from tests.support.databases import execute
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
 from tests.support.patience import PATIENCE
@@ -128,22 +128,26 @@ class Workers:
         return worker
 
 
-@pytest.fixture
-def workers(store_url: str) -> Iterator[Workers]:
-    """Workers on each kind of database, in real time."""
-    made = Workers(store_url)
+@contextmanager
+def make_workers(url: str) -> Iterator[Workers]:
+    made = Workers(url)
     yield made
     for worker in made.made:
         worker.database.close()
+
+
+@pytest.fixture
+def workers(store_url: str) -> Iterator[Workers]:
+    """Workers on each kind of database, in real time."""
+    with make_workers(store_url) as made:
+        yield made
 
 
 @pytest.fixture
 def virtual_workers(sqlite_file_url: str) -> Iterator[Workers]:
     """Workers on SQLite, for an hour in virtual time."""
-    made = Workers(sqlite_file_url)
-    yield made
-    for worker in made.made:
-        worker.database.close()
+    with make_workers(sqlite_file_url) as made:
+        yield made
 
 
 async def together(*workers: Worker) -> list[str | type[MobileMoneyError]]:
@@ -168,15 +172,11 @@ def refused() -> MobileMoneyError:
 
 def rows(url: str) -> list[Any]:
     """Return the contents of the database."""
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
-        return list(connection.execute(sa.text("SELECT * FROM mobilemoney_logins")).mappings())
+    return [row._mapping for row in execute(url, "SELECT * FROM mobilemoney_logins")]
 
 
 def change_rows(url: str, changes: str, **values: object) -> None:
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.begin() as connection:
-        connection.execute(sa.text(f"UPDATE mobilemoney_logins SET {changes}"), values)
+    execute(url, f"UPDATE mobilemoney_logins SET {changes}", values)
 
 
 # -- one login for all -------------------------------------------------------------------------------------------------

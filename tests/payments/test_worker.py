@@ -41,6 +41,7 @@ from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.service import on_asyncio
+from tests.support.databases import execute
 from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService, dropped
 from tests.support.server import Request, Response, serve
@@ -129,14 +130,6 @@ async def enqueue(merchants: Merchants, accounts: Iterable[str], key: str = "que
         client = await merchants.client(account)
         given = {"type": "collection", "phone_number": NUMBER, "amount": 2000, "extra": {"order": f"{account}-{key}"}}
         await client.payments.enqueue(idempotency_key=key, **{**given, **changes})
-
-
-def execute(url: str, statement: Any, *values: Any) -> list[Any]:
-    """Execute a statement of another program, and return its rows."""
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.begin() as connection:
-        result = connection.execute(statement, *values)
-        return list(result) if result.returns_rows else []
 
 
 # What a worker does

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import httpx
@@ -34,6 +34,13 @@ class Till(SecondService):
     utcnow: Callable[[], datetime] = lambda: datetime.now(UTC)
     asked: list[tuple[str, str]] = attrs.field(factory=list)
     cut_off: set[str] = attrs.field(factory=set)
+
+    @classmethod
+    def of(cls, *names: str) -> Self:
+        """Return a service with these payments."""
+        till = cls()
+        till.open(*names)
+        return till
 
     def open(self, *names: str) -> None:
         """Let payments be created."""

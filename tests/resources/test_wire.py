@@ -38,34 +38,27 @@ async def sent(service: respx.MockRouter, act: Act, answer: Any) -> tuple[httpx.
     return route.calls.last.request, value
 
 
+def look_up(name: str) -> Act:
+    return lambda c: c.transactions.get(name)
+
+
 FOUND = samples.found(reference="r-1")
 PAGE = samples.page(samples.transaction())
 
 # name: (call, method, raw target below /v1, answer)
 READS: dict[str, tuple[Act, str, Any]] = {
-    "get": (lambda c: c.transactions.get("t-1"), "/payment-service/transaction/t-1", FOUND),
-    "get, slash": (lambda c: c.transactions.get("a/b"), "/payment-service/transaction/a%2Fb", samples.found(id="a/b")),
-    "get, plus": (lambda c: c.transactions.get("a+b"), "/payment-service/transaction/a%2Bb", samples.found(id="a+b")),
-    "get, percent": (
-        lambda c: c.transactions.get("%2e%2e"),
-        "/payment-service/transaction/%252e%252e",
-        samples.found(id="%2e%2e"),
-    ),
-    "get, query": (
-        lambda c: c.transactions.get("a?b#c&d=e"),
-        "/payment-service/transaction/a%3Fb%23c%26d%3De",
-        samples.found(id="a?b#c&d=e"),
-    ),
-    "get, unicode": (
-        lambda c: c.transactions.get("ñ 😀"),
-        "/payment-service/transaction/%C3%B1%20%F0%9F%98%80",
-        samples.found(id="ñ 😀"),
-    ),
-    "get, dots": (
-        lambda c: c.transactions.get("../x"),
-        "/payment-service/transaction/..%2Fx",
-        samples.found(id="../x"),
-    ),
+    **{
+        name: (look_up(given), f"/payment-service/transaction/{quoted}", samples.found(id=given))
+        for name, given, quoted in (
+            ("get", "t-1", "t-1"),
+            ("get, slash", "a/b", "a%2Fb"),
+            ("get, plus", "a+b", "a%2Bb"),
+            ("get, percent", "%2e%2e", "%252e%252e"),
+            ("get, query", "a?b#c&d=e", "a%3Fb%23c%26d%3De"),
+            ("get, unicode", "ñ 😀", "%C3%B1%20%F0%9F%98%80"),
+            ("get, dots", "../x", "..%2Fx"),
+        )
+    },
     "reference": (
         lambda c: c.transactions.get_by_reference("r-1"),
         "/payment-service/transaction?reference=r-1",

@@ -191,6 +191,13 @@ def run_on(url: str, *statements: str) -> None:
             connection.execute(sa.text(statement))
 
 
+def execute(url: str, statement: sa.Executable | str, *values: Any) -> list[Any]:
+    """Execute a statement over a connection of its own, as another program does; return its rows."""
+    with _connection(url) as connection:
+        result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, *values)
+        return result.all() if result.returns_rows else []  # type: ignore[return-value]
+
+
 def _prepare(url: str) -> None:
     with _connection(url) as connection:
         schema.make_tables(connection)

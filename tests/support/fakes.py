@@ -33,45 +33,19 @@ LOGIN = "/v1/user-service/login"
 
 def acknowledgement(transaction_id: str = "tx-1") -> Response:
     """Return the answer to a create."""
-    return Response.json(
-        {
-            "status": "success",
-            "message": "accepted",
-            "transaction_id": transaction_id,
-            "reference": "REF-1",
-            "amount": "1000",
-            "currency": "TZS",
-            "phone_number": PHONE_NUMBER,
-            "status_code": "PENDING",
-        }
-    )
+    names = {"transaction_id": transaction_id, "reference": "REF-1", "phone_number": PHONE_NUMBER}
+    return Response.json(samples.acknowledgement(**names))
 
 
 def transaction(transaction_id: str = "tx-1", status: str = "PENDING") -> Response:
     """Return the answer to a lookup."""
-    return Response.json(
-        {
-            "status": "success",
-            "transaction": {
-                "id": transaction_id,
-                "reference": "REF-1",
-                "type": "collection",
-                "amount": "1000",
-                "currency": "TZS",
-                "phone_number": PHONE_NUMBER,
-                "network": "airtel_money",
-                "status": status,
-                "created_at": "2026-01-02T12:00:00Z",
-            },
-        }
-    )
+    shown = {"id": transaction_id, "reference": "REF-1", "phone_number": PHONE_NUMBER, "status": status}
+    return Response.json(samples.found(**shown, created_at="2026-01-02T12:00:00Z"))
 
 
 def logged_in(token: str = "login-token-1", expires_in: int = 3600) -> Response:
     """Return the answer to a login."""
-    return Response.json(
-        {"success": True, "access_token": token, "token_type": "Bearer", "expires_in": expires_in, "user": None}
-    )
+    return Response.json(samples.login(access_token=token, expires_in=expires_in, user=None))
 
 
 def refusal(code: str, status: int, retry_after: int | None = None) -> Response:
