@@ -26,7 +26,10 @@ from tests.payments.test_fleet_poller import (
     test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none,
     test_the_store_s_payments_are_resumed_and_their_ends_recorded,
 )
-from tests.payments.test_group_commit import test_writes_that_wait_together_are_committed_together
+from tests.payments.test_group_commit import (
+    database,
+    test_writes_that_wait_together_are_committed_together,
+)
 from tests.payments.test_many_accounts import test_accounts_of_one_store_share_nothing_but_the_database
 from tests.payments.test_outbox import (
     test_a_create_sends_a_queued_payment_now,
