@@ -10,9 +10,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,7 +56,6 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
 
-_own_thread: ContextVar[anyio.CapacityLimiter | None] = ContextVar("mobilemoney_async_own_thread", default=None)
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
 Clock = Callable[[], float]
@@ -116,7 +114,7 @@ class Database:
             # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
             if monotonic() > until:
                 raise database_failure()
-            if not await self._in_thread(self._try_to_prepare):
+            if not await run_in_thread(self._try_to_prepare, limiter=self._threads().single):
                 await anyio.sleep(pause)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
@@ -166,6 +164,7 @@ class Database:
         durable: bool = False,
         writes: bool = True,
         share_key: Sequence[str] = (),
+        own_thread: bool = False,
     ) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
 
@@ -174,6 +173,7 @@ class Database:
             durable: As for `write`.
             writes: Whether the work changes anything.
             share_key: As for `write`.
+            own_thread: Whether it has a thread of its own: for a lease that must not end while hundreds of others wait.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
@@ -196,7 +196,8 @@ class Database:
             seen = seen or clock()
             return result, seen, at
 
-        result, seen, at = await self._run(Work(timed, writes=writes, durable=durable, share_key=share_key))
+        work_of = Work(timed, writes=writes, durable=durable, share_key=share_key, own_thread=own_thread)
+        result, seen, at = await self._run(work_of)
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (monotonic() - at) - seen if is_server else -ahead
 
@@ -216,7 +217,7 @@ class Database:
         """Open a connection of the driver that listens for new changes, and leave it open."""
         await self.open()
         until = monotonic() + _QUEUE
-        return await self._in_thread(lambda: self._connections.open_listener(until))
+        return await run_in_thread(lambda: self._connections.open_listener(until), limiter=self._threads().single)
 
     @property
     def failovers(self) -> int:
@@ -252,7 +253,7 @@ class Database:
             finally:
                 engine.dispose()
 
-        return await self._in_thread(roll_back)
+        return await run_in_thread(roll_back, limiter=self._threads().single)
 
     def close(self) -> None:
         """Close the connections that are idle. The next work opens new ones."""
@@ -266,14 +267,14 @@ class Database:
         work.until = monotonic() + _QUEUE
         if work.share_key:
             leader = _loops.of(self).leaders[work.writes + work.durable]
-            await run_in_group(leader, work, self._connections, self._threads(is_group=True))
+            await run_in_group(leader, work, self._connections, self._threads().group)
             if not work.is_alone:
                 return work.take_result()
             work.until = monotonic() + _QUEUE
-        pause = _FIRST_PAUSE
+        pause, limiter = _FIRST_PAUSE, anyio.CapacityLimiter(1) if work.own_thread else self._threads().single
         while True:
             try:
-                return await self._in_thread(lambda: self._run_alone(work))
+                return await run_in_thread(lambda: self._run_alone(work), limiter=limiter)
             except _LockedError:
                 # Not in the thread: whoever wants a row of one account must not keep all others waiting.
                 await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
@@ -307,13 +308,9 @@ class Database:
                 return work.take_result()
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_in_thread(work, limiter=self._threads())
-
-    def _threads(self, *, is_group: bool = False) -> anyio.CapacityLimiter:
+    def _threads(self) -> _Loop:
         # Files share theirs. Work for a server that does not answer must not hold up that for another server.
-        shared = _loops.of(self if self.dialect == "postgresql" else Database)
-        return _own_thread.get() or (shared.group if is_group else shared.single)
+        return _loops.of(self if self.dialect == "postgresql" else Database)
 
     def _try_to_prepare(self) -> bool:
         """Make the tables unless that is done; return False if another thread or process does it now."""
@@ -370,16 +367,6 @@ class Database:
         if back > SETBACK:
             logger.warning("the clock of the database has gone back by %.1f s: what is timed comes later", back)
         return shown
-
-
-@contextmanager
-def own_thread() -> Iterator[None]:
-    """Run this task's work in a thread of its own: for a lease that must not end while hundreds of others wait."""
-    token = _own_thread.set(anyio.CapacityLimiter(1))
-    try:
-        yield
-    finally:
-        _own_thread.reset(token)
 
 
 def timeline(connection: sa.Connection) -> int | None:

@@ -47,6 +47,7 @@ class Work(Waiter, Generic[T]):
         share_key: What it locks, if it may share a transaction. Work of one transaction runs in the order of these, so
             that two processes do not wait for each other.
         high_priority: Whether others wait for its end, so that it goes first.
+        own_thread: Whether it waits for no thread.
         until: The time of the monotonic clock until which it may wait for locks.
         is_alone: Whether a shared transaction was rolled back, perhaps because of other work: it has to run alone.
     """
@@ -57,6 +58,7 @@ class Work(Waiter, Generic[T]):
     on_commit: Callable[[T], object] | None = None
     share_key: Sequence[str] = ()
     high_priority: bool = False
+    own_thread: bool = False
     until: float = attrs.field(default=0.0, init=False)
     is_alone: bool = attrs.field(default=False, init=False)
     result: Any = attrs.field(default=None, init=False)

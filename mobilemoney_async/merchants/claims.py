@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
-from mobilemoney_async.database.engine import Clock, Database, own_thread
+from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, is_among, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
@@ -71,7 +71,7 @@ class Claim:
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now."""
         if anyio.current_time() >= self.until:
-            said = "the account's claim has ended: the store was not reached for too long"
+            said = "the account's claim has ended: it was not renewed in time"
             raise ClaimEndedError(said, outcome="not_sent")
 
     def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
@@ -134,6 +134,7 @@ class Claims:
         self._utcnow = utcnow
         self.host: str = uuid.uuid4().hex
         self.held: dict[str, Claim] = {}
+        self._locked: dict[str, int] = {}  # for how many renewals, by account
 
     async def require_service(self, address: str) -> None:
         """Note the address of the service that all workers of the store serve, unless one is noted.
@@ -165,14 +166,17 @@ class Claims:
         """
         began, kept = anyio.current_time(), {each: self.held[each] for each in self.held if each not in given_back}
         pollers = [claim.poller[0] for claim in kept.values() if claim.poller is not None]
-        with own_thread():
-            found, _ = await self._database.timed(
-                lambda connection, clock: self._renew(
-                    connection, clock(), sorted(kept), pollers, given_back=sorted(given_back), most=most
-                )
-            )
+        found, _ = await self._database.timed(
+            lambda connection, clock: self._renew(
+                connection, clock(), sorted(kept), pollers, given_back=sorted(given_back), most=most
+            ),
+            own_thread=True,
+        )
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]
+        self._locked = {account: self._locked.get(account, 0) + 1 for account in found.locked}
+        for account in (each for each, times in self._locked.items() if times == 3):  # no other host's
+            logger.warning("another transaction has locked the claim of account %r, which ends like that", account)
         for claim in lost:
             claim.until, claim.poller = -math.inf, None
         self.held = {account: claim for account, claim in kept.items() if account in found.kept}

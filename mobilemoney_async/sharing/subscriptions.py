@@ -213,19 +213,12 @@ def _message(each: StatusUpdate) -> dict[str, Any]:
 
 def _update(row: sa.Row[Any]) -> StatusUpdate:
     try:
-        return _read(row)
+        transaction = None if row.transaction is None else load(Transaction, row.transaction)
+        error = None if row.error is None else load(MobileMoneyError, row.error)
     except StoreError as exc:  # it must not keep the others from being read
         logger.error("the poller's message about transaction %s: %s", shown_id(row.transaction_id), exc)  # noqa: TRY400
         return StatusUpdate(transaction_id=row.transaction_id, error=exc if row.has_ended else None)
-
-
-def _read(row: sa.Row[Any]) -> StatusUpdate:
-    return StatusUpdate(
-        transaction_id=row.transaction_id,
-        transaction=None if row.transaction is None else load(Transaction, row.transaction),
-        error=None if row.error is None else load(MobileMoneyError, row.error),
-        lag=row.lag,
-    )
+    return StatusUpdate(transaction_id=row.transaction_id, transaction=transaction, error=error, lag=row.lag)
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
