@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import Holder, Lease
-from mobilemoney_async.database.engine import Clock
+from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import leases, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.waiting import task_group
 
-T = TypeVar("T")
+# Seconds for which a lease is given back, also if that is cancelled.
+_SHIELD = 5.0
 
 
 def change_lease(
@@ -43,8 +45,51 @@ def read_lease(row: sa.Row[Any]) -> Lease:
     return Lease(holder=row.holder, host=row.host, epoch=row.epoch, until=row.until, written=row.written)
 
 
-async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Awaitable[object]], *, every: float) -> T:
-    """Run work, and renew a lease every so many seconds until it ends. Return its result, or raise its error.
+@attrs.frozen
+class TaskLease:
+    """Lease of one task of an account, for one holder; `ttl` is in seconds."""
+
+    _database: Database
+    _account: str
+    _name: str
+    _by: Holder
+    ttl: float
+
+    async def take(self) -> bool:
+        """Take the lease or renew it; return whether the holder has it then."""
+        return await self._change(self.ttl)
+
+    async def give_back(self) -> None:
+        """Give the lease back, if the holder has it."""
+        await self._change(None)
+
+    @asynccontextmanager
+    async def held(self, *, poll: float) -> AsyncGenerator[None]:
+        """Take the lease, trying every so many seconds, and keep it until the block ends."""
+        try:
+            while True:
+                if await self.take():
+                    break
+                await anyio.sleep(poll)
+            async with renewed(self.take, every=self.ttl / 3):
+                yield
+        finally:
+            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
+            await shielded(self.give_back, timeout=_SHIELD, ignored=StoreError)
+
+    async def _change(self, ttl: float | None) -> bool:
+        held, _ = await self._database.timed(
+            lambda connection, clock: change_lease(
+                connection, self._account, self._name, by=self._by, ttl=ttl, clock=clock
+            ),
+            share_key=(self._account, self._name),
+        )
+        return held
+
+
+@asynccontextmanager
+async def renewed(renew: Callable[[], Awaitable[object]], *, every: float) -> AsyncGenerator[None]:
+    """Renew a lease every so many seconds until the block ends.
 
     A renewal that fails is tried again at the next time: work that must not go on without the lease looks itself.
     """
@@ -55,8 +100,6 @@ async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Aw
             with suppress(StoreError):
                 await renew()
 
-    result: list[T] = []
     async with task_group() as tasks:
         tasks.start_soon(keep)
-        result.append(await work())
-    return result[0]
+        yield

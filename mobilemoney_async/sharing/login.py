@@ -31,7 +31,7 @@ from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.database.leases import while_renewed
+from mobilemoney_async.database.leases import renewed
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -237,7 +237,8 @@ class SharedLogin:
         async def renew() -> None:
             await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), False))
 
-        return await while_renewed(lambda: self._auth.log_in(login), renew, every=self._lease / 3)
+        async with renewed(renew, every=self._lease / 3):
+            return await self._auth.log_in(login)
 
     async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import StoreError
 from mobilemoney_async.database.clock import SETBACK, Holder, Lease
-from mobilemoney_async.database.leases import change_lease, read_lease, while_renewed
+from mobilemoney_async.database.leases import change_lease, read_lease, renewed
 from mobilemoney_async.database.schema import leases
 from mobilemoney_async.database.url import make_engine, read_url
 
@@ -127,12 +127,8 @@ class Renewals:
 async def test_a_lease_is_renewed_as_long_as_its_work_lasts() -> None:
     """A store that is away for a moment ends nothing: the next renewal is in time. Afterwards there are none."""
     renewals = Renewals(lambda number: number == 2)
-
-    async def work() -> str:
+    async with renewed(renewals.renew, every=3):
         await anyio.sleep(10)
-        return "done"
-
-    assert await while_renewed(work, renewals.renew, every=3) == "done"
     assert anyio.current_time() - renewals.start == 10
     await anyio.sleep(30)
     assert renewals.times == [3, 6, 9]
@@ -141,13 +137,10 @@ async def test_a_lease_is_renewed_as_long_as_its_work_lasts() -> None:
 async def test_work_under_a_lease_that_fails_raises_its_own_error() -> None:
     """Not a group of errors; and the lease is not renewed for work that has ended."""
     renewals, error = Renewals(), LookupError("x")
-
-    async def work() -> None:
-        await anyio.sleep(4)
-        raise error
-
     with pytest.raises(LookupError) as caught:
-        await while_renewed(work, renewals.renew, every=3)
+        async with renewed(renewals.renew, every=3):
+            await anyio.sleep(4)
+            raise error
     assert caught.value is error
     await anyio.sleep(30)
     assert renewals.times == [3]
@@ -156,7 +149,8 @@ async def test_work_under_a_lease_that_fails_raises_its_own_error() -> None:
 async def test_work_under_a_lease_that_is_cancelled_is_renewed_no_more() -> None:
     renewals = Renewals()
     with anyio.move_on_after(7) as scope:
-        await while_renewed(anyio.sleep_forever, renewals.renew, every=3)
+        async with renewed(renewals.renew, every=3):
+            await anyio.sleep_forever()
     assert scope.cancelled_caught
     await anyio.sleep(30)
     assert renewals.times == [3, 6]

@@ -32,11 +32,11 @@ from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.leases import TaskLease
 from mobilemoney_async.database.schema import METADATA, account_claims, hosts, leases, payments
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker
-from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
@@ -383,14 +383,11 @@ async def test_a_dispatcher_goes_on_whose_lease_could_not_be_given_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one of the same claim has it at once, rather than a minute later."""
-    plain = Dispatcher._hold
 
-    async def hold(dispatcher: Dispatcher, ttl: float | None) -> bool:
-        if ttl is None:
-            raise StoreError("the store failed: away", outcome="not_sent")
-        return await plain(dispatcher, ttl)
+    async def give_back(lease: TaskLease) -> None:
+        raise StoreError("the store failed: away", outcome="not_sent")
 
-    monkeypatch.setattr(Dispatcher, "_hold", hold)
+    monkeypatch.setattr(TaskLease, "give_back", give_back)
     async with platform.merchants() as merchants:
         client = ClientOwner(await merchants.client("shop")).claimed(Claim("shop", "host", math.inf, Work.DISPATCH))
         for number in (1, 2):

@@ -26,7 +26,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.clock import Holder
-from mobilemoney_async.database.leases import change_lease, new_holder
+from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.errors import (
     APIError,
     DuplicateSuspected,
@@ -130,8 +130,9 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._interval = 60.0 / per_minute
         self._claim = pipeline.claim
         # A claim has one dispatcher at a time: the next one goes on, also where this one could not give the lease back.
-        self._holder = new_holder(None) if pipeline.host is None else Holder(_NAME, pipeline.host)
-        self._lease = _LEASE if self._claim is None else _CLAIMED
+        holder = new_holder(None) if pipeline.host is None else Holder(_NAME, pipeline.host)
+        ttl = _LEASE if self._claim is None else _CLAIMED
+        self._lease = TaskLease(store.database, store.account, _NAME, holder, ttl)
         self._leased_until = -math.inf
         self._next_at = -math.inf
         self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}
@@ -168,7 +169,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             tasks.cancel_scope.cancel()
         with anyio.move_on_after(_LEASE), suppress(StoreError):
             await self._save_order()
-            await self._hold(None)
+            await self._lease.give_back()
 
     @property
     def stats(self) -> DispatcherStats:
@@ -280,18 +281,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _is_holder(self) -> bool:
         """Return whether this process dispatches; renew the lease halfway."""
-        if anyio.current_time() > self._leased_until - self._lease / 2:
+        if anyio.current_time() > self._leased_until - self._lease.ttl / 2:
             began = anyio.current_time()
-            self._leased_until = began + self._lease if await self._hold(self._lease) else -math.inf
+            self._leased_until = began + self._lease.ttl if await self._lease.take() else -math.inf
         return self._leased_until > anyio.current_time()
-
-    async def _hold(self, ttl: float | None) -> bool:
-        account = self._store.account
-        held, _ = await self._store.database.timed(
-            lambda connection, clock: change_lease(connection, account, _NAME, by=self._holder, ttl=ttl, clock=clock),
-            share_key=(account, _NAME),
-        )
-        return held
 
     async def _begin(self, tasks: anyio.abc.TaskGroup, record: PaymentRecord, extra: str | None) -> None:
         """Begin to send a payment, and return once the rate limit has granted it: one of ours waits at a time."""

@@ -16,18 +16,15 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-import anyio
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
+from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import accounts, unmatched
-from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.feed.feed import prune
 from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts, read_row_facts
 from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
@@ -60,7 +57,7 @@ from mobilemoney_async.payments.records.unmatched import Line, explained, find_l
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
 # Seconds: the length of the lease, between two looks whether another process has given it back, and for giving it back
 # though the call was cancelled.
-_LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
+_LEASE, _PAUSE = 30.0, 1.0
 # For how long a request may live beyond its time-out: as in `creates`.
 _MARGIN = timedelta(seconds=5)
 # Payments that are judged in one transaction.
@@ -74,7 +71,7 @@ class Reconciler:
         self._store = store
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
-        self._holder = new_holder(pipeline.host)
+        self._lease = TaskLease(store.database, store.account, "reconcile", new_holder(pipeline.host), _LEASE)
         self._memory = store.reconciling
         self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
 
@@ -146,29 +143,14 @@ class Reconciler:
         While this waits, for a task or a process that reads the list, the payments that were `asked` for may be judged.
         """
         before = {record.key: _last_look(record) for record in asked}
-        try:
-            while True:
-                if await self._hold(_LEASE):
-                    break
-                await anyio.sleep(_PAUSE)
+        async with self._lease.held(poll=_PAUSE):
             payments = [
                 each
                 for each in await self._due(key)
                 if before.get(each.record.key, _last_look(each.record)) == _last_look(each.record)
             ]
             if payments:
-                await while_renewed(lambda: self._look(payments, key), lambda: self._hold(_LEASE), every=_LEASE / 3)
-        finally:
-            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
-            await shielded(lambda: self._hold(None), timeout=_SHIELD, ignored=StoreError)
-
-    async def _hold(self, ttl: float | None) -> bool:
-        held, _ = await self._store.database.timed(
-            lambda connection, clock: change_lease(
-                connection, self._store.account, "reconcile", by=self._holder, ttl=ttl, clock=clock
-            )
-        )
-        return held
+                await self._look(payments, key)
 
     async def _look(self, payments: Sequence[Due], key: str | None) -> None:
         """Look for payments: near their sends, where that may be enough, and then in whole days."""

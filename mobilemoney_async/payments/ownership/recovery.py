@@ -24,12 +24,10 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.clock import Holder
-from mobilemoney_async.database.leases import change_lease, new_holder, while_renewed
+from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import accounts, lock_row, payments, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
@@ -223,9 +221,10 @@ class Recovery:
             _UnreadableError: The list did not allow it, or not in time.
         """
         holder, pause = new_holder(self._pipeline.host), _FIRST_PAUSE
+        lease = TaskLease(self._store.database, self._store.account, "recovery", holder, _LEASE)
         try:
             with anyio.fail_after(patience):
-                while not await self._hold(holder, _LEASE):
+                while not await lease.take():
                     await anyio.sleep(pause)
                     pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
                     facts = await self.binding.read()
@@ -235,22 +234,9 @@ class Recovery:
                     why = found
         except TimeoutError:
             raise _UnreadableError(_UNREADABLE) from None
-        try:
-            await while_renewed(
-                lambda: self._compare(facts, why, patience), lambda: self._hold(holder, _LEASE), every=_LEASE / 3
-            )
-        finally:
-            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
-            await shielded(lambda: self._hold(holder, None), timeout=_LEASE, ignored=StoreError)
+        async with lease.held(poll=pause):
+            await self._compare(facts, why, patience)
         return True
-
-    async def _hold(self, holder: Holder, ttl: float | None) -> bool:
-        held, _ = await self._store.database.timed(
-            lambda connection, clock: change_lease(
-                connection, self._store.account, "recovery", by=holder, ttl=ttl, clock=clock
-            )
-        )
-        return held
 
     async def _compare(self, facts: AccountFacts, why: ComparisonReason, patience: float | None) -> None:
         """Compare the store with its service, and record the result.
