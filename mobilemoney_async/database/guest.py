@@ -68,6 +68,8 @@ _DJANGO: Mapping[str, sa.Dialect] = {
     "postgresql": _POSTGRESQL,
 }
 
+_compiled: dict[Any, Any] = {}  # our few statements, for all connections
+
 # The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
 _guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
 
@@ -93,7 +95,8 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
     if isinstance(connection, sa.Connection):
         _require_kind(connection.dialect.name, dialect)
         _require_transaction(_is_in_transaction(connection))
-        return connection, _weakly(connection)
+        known = weakref.ref(connection)
+        return connection, lambda: (found := known()) is not None and not found.closed and found.in_transaction()
     if hasattr(connection, "ensure_connection"):  # Django's
         _require_kind(connection.vendor, dialect)
         _require_transaction(connection.in_atomic_block or not connection.get_autocommit())
@@ -115,7 +118,8 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
 def _connect(open_cursor: Callable[[], Any], dialect: sa.Dialect) -> sa.Connection:
     """Return a connection of SQLAlchemy's that opens cursors, and does nothing else."""
     pool = sa.StaticPool(lambda: SimpleNamespace(cursor=open_cursor), reset_on_return=None)  # type: ignore[arg-type]
-    return sa.Engine(pool, dialect, sa.URL.create(dialect.name)).connect()
+    engine = sa.Engine(pool, dialect, sa.URL.create(dialect.name))
+    return engine.connect().execution_options(compiled_cache=_compiled)
 
 
 def _require_kind(kind: str, dialect: str) -> None:
@@ -163,11 +167,6 @@ def _open_psycopg(psycopg: Any, connection: Any) -> Any:
                 self.scroll(0)  # in a pipeline it waits for the answer
 
     return Cursor(connection, row_factory=psycopg.rows.tuple_row)
-
-
-def _weakly(connection: sa.Connection) -> Callable[[], bool]:
-    known = weakref.ref(connection)
-    return lambda: (found := known()) is not None and not found.closed and found.in_transaction()
 
 
 def _is_open(connection: sqlite3.Connection) -> bool:

@@ -200,9 +200,11 @@ class SharedLogin:
 
     async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
         """Log in as the holder of the lease, and save the result for the others; `ahead` is as in `_change`."""
+        keep = partial(self._change, lambda row, now: (row.kept(me, now, ttl=self._lease), False))
         began = anyio.current_time()
         try:
-            token, lifetime = await self._under_lease(login, me)
+            async with renewed(keep, every=self._lease / 3):
+                token, lifetime = await self._auth.log_in(login)
         except MobileMoneyError as exc:
             return await self._fail(exc, me)
         except BaseException:
@@ -230,15 +232,6 @@ class SharedLogin:
             token = self._postpone(error, now if pause is None else pause.until)
         logger.warning("the token could not be renewed ahead of its end: %s", error)
         return token
-
-    async def _under_lease(self, login: Login, me: str) -> tuple[Secret, float]:
-        """Make the login call, and keep the lease during it."""
-
-        async def renew() -> None:
-            await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), False))
-
-        async with renewed(renew, every=self._lease / 3):
-            return await self._auth.log_in(login)
 
     async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused
