@@ -186,8 +186,7 @@ class StoreChannel:
 
     async def next_arrivals(self) -> list[str]:
         """Wait for payments that were acknowledged since the poller joined; see `PollerChannel.next_arrivals`."""
-        assert self._feed is not None
-        while True:
+        while self._feed is not None:
             if self._is_lost:
                 self._feed.restart()
                 missed, self._is_lost = await self.join(resume=True), False
@@ -202,6 +201,8 @@ class StoreChannel:
                 transaction_id = change.record.transaction_id
                 if transaction_id is not None and not change.record.is_final:
                     return [transaction_id]
+        await anyio.sleep_forever()
+        raise AssertionError
 
     def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
         """Return the messages to this poller, of the payments that are wanted."""
