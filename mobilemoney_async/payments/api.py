@@ -583,7 +583,11 @@ def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
-        journal.apply(JournalEntry(key, record.attempt, PaymentEvent.LOSE, source=Source.PERSON, at=now))
+        at = now if record.stale_at is None else min(now, record.stale_at)
+        lost = journal.apply(JournalEntry(key, record.attempt, PaymentEvent.LOSE, source=Source.PERSON, at=at))
+        if isinstance(lost, StoreError):
+            raise lost
+        record = lost
     elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
         state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")

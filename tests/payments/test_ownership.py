@@ -20,6 +20,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.events import StoreBehind
+from mobilemoney_async.testing import killed_at_end
 from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
 from tests.payments.test_recovery import dump, replace
 from tests.support.second_service import error
@@ -94,6 +95,23 @@ async def test_an_open_payment_that_was_made_hides_no_forgotten_one(world: World
         await world.pay(client, [first, second])
         await world.hold(client, at_end=True)
     assert (world.posts("order-1"), world.posts("order-2")) == (1, 1)
+
+
+async def test_a_word_waits_for_a_request_whose_process_died(world: World, kind: str) -> None:
+    """The grace period begins when the request must have ended, and not when it was sent."""
+    world.service.answer_after = 10 * GRACE
+    async with anyio.create_task_group() as tasks:
+        async with killed_at_end(world.client(timeout=40.0)) as dead:
+            tasks.start_soon(world.attempt, dead, order(kind, "order-1"))
+            await anyio.sleep(1)
+        tasks.cancel_scope.cancel()
+    world.service.answer_after = 0.0
+    async with world.client() as client:
+        await anyio.sleep(GRACE + 30)
+        with pytest.raises(StoreError, match="confirm it then"):
+            await world.confirm(client, "order-1")
+        await anyio.sleep(20)
+        await world.confirm(client, "order-1")
 
 
 async def test_a_process_that_goes_on_forgets_whose_a_transaction_was(world: World, kind: str) -> None:
