@@ -235,8 +235,9 @@ class Model:
         signs = [row for row in rows if not self._is_lost_answer(row, rows, now)]
         lost = rows if signs else [row for row in rows if self._is_doubtful(row, due.since, now)]
         if signs:
-            store.lost_times.append((start, due.since + self.offset + CLOCKS, due.went_backwards))
-        for row in lost:
+            store.lost_times.append((start, due.since + self.offset + CLOCKS + 1, due.went_backwards))
+        end = due.since + self.offset + CLOCKS
+        for row in [each for each in lost if not signs or each.time <= end]:
             line = store.lines.setdefault(row.id, Line(row, now))
             line.is_lost, line.went_backwards = True, line.went_backwards or due.went_backwards
         for line in store.lines.values() if signs else ():
@@ -308,6 +309,8 @@ class Model:
 
     def _note(self, row: Row, now: int) -> None:
         store, at = self.store, row.time - self.offset
+        if row.id in store.owners and now >= self.process.sightings.get(row.id, now) + SETTLED:
+            del self.process.sightings[row.id]  # it was judged: if a backup forgets its owner, it is new
         if store.first_record is None or row.id in store.owners or at < store.first_record - MINUTE:
             return
         is_new = row.id not in self.process.sightings
