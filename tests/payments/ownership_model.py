@@ -52,6 +52,7 @@ class Record:
     attempts: list[Attempt] = attrs.field(factory=list)
     transaction: str | None = None
     is_adopted: bool = False
+    named: tuple[str, ...] = ()  # the candidates that the store has noted
     clear_at: int | None = None  # a list that began `grace` after its end has shown no row near it
     missed_at: list[int] = attrs.field(factory=list)  # such lists without any candidate
     looked: list[int] = attrs.field(factory=list)  # when a whole list was read
@@ -226,11 +227,11 @@ class Model:
         store, due = self.store, self.store.due
         assert due is not None
         if not self.knows_clock:
-            settled = {*store.owners, *store.explained, *(each.row.id for each in store.lines.values() if each.is_lost)}
+            settled = self._settled()
             if any(row.id not in settled and row.time >= due.newest - DAY - CLOCKS for row in rows):
                 return  # no row can be placed
         start, is_in_contact = due.newest + self.offset - CLOCKS, self._is_in_contact(now)
-        settled = {*store.owners, *store.explained, *(each.row.id for each in store.lines.values() if each.is_lost)}
+        settled = self._settled()
         rows = [row for row in rows if row.time >= start and row.id not in settled and not self.remembers(row)]
         signs = [row for row in rows if not self._is_lost_answer(row, rows, now)]
         lost = rows if signs else [row for row in rows if self._is_doubtful(row, due.since, now)]
@@ -251,6 +252,18 @@ class Model:
         store.due, self.process.due_since = None, None
         if not store.went_backwards:
             self.process.newest = max((each.last.start for each in store.records.values()), default=None)
+
+    def _settled(self) -> set[str]:
+        """Rows that show nothing: owned, explained, lost; and candidates that were first seen in a life of the store."""
+        store = self.store
+        named = {name for each in store.records.values() if each.is_open for name in each.named}
+        known = {
+            each.row.id
+            for each in store.lines.values()
+            if each.is_lost
+            or (each.row.id in named and any(start <= each.first_seen <= end for start, end in store.lives))
+        }
+        return known | store.owners.keys() | store.explained
 
     def _flag_lost(self, line: Line) -> None:
         """From a lost time, lines written before and after included; never what a life remembers."""

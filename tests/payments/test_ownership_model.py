@@ -604,6 +604,7 @@ class History:
         """Let the model take the change that the library has made in this step, if the rules allow it."""
         if observed is None:
             raise Difference(f"{record.key} has no record")
+        record.named = observed.candidates
         state: State = _STATES.get(observed.state, observed.state.value)  # type: ignore[assignment]
         if state == "REFUSED" and not observed.is_certain:
             state = "SOFT"
