@@ -268,7 +268,8 @@ class Coordinator:
             and now > self._faulty_since + _STEP_DOWN_AFTER
             and self._subscriptions.has_others_than(self._channel.follower)
         ):
-            logger.warning("no answer for %.0f s: another process makes the requests", now - self._faulty_since)
+            said = "no answer for %.0f s: another process makes the requests%s"
+            logger.warning(said, now - self._faulty_since, self._channel.whose)
             self._faulty_since = math.inf
             self._stands_back_until = now + 2 * self._channel.ttl
         return now < self._stands_back_until

@@ -351,7 +351,8 @@ class Poller(anyio.AsyncContextManagerMixin):
             warn_of_store("the poller waits", exc)
         else:
             shown = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
-            logger.warning("the poller goes on after: %s", shown)
+            whose = "" if self._channel is None else self._channel.whose
+            logger.warning("the poller%s goes on after: %s", whose, shown)
         self._fault = exc.with_traceback(None)
         self._metrics.failed()
         now = anyio.current_time()

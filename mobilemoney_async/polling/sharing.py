@@ -168,12 +168,14 @@ class PollerChannel(Protocol):
 
     Attributes:
         follower: Name of this poller.
+        whose: Its account, for the log: " of account 'shop-1'", or nothing.
         ttl: Length of a lease, seconds.
         poll: Interval between two checks, seconds.
         linger: Time for which the lease is kept while no payment is tracked, seconds.
     """
 
     follower: str
+    whose: str
     ttl: float
     poll: float
     linger: float

@@ -73,6 +73,7 @@ class StoreChannel:
     ) -> None:
         self._holder = holder or new_holder(None)
         self.follower: str = self._holder.name
+        self.whose: str = "" if account == "default" else f" of account {account!r}"
         self.database: Database = database
         self._account = account
         self._utcnow = utcnow

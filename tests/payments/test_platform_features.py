@@ -171,3 +171,14 @@ async def test_a_lost_payment_is_found_in_its_account(platform: Platform) -> Non
         assert lost is not None and found is not None
         assert (lost.state, lost.transaction_id) == (PaymentState.UNKNOWN, None)
         assert found.is_adopted and found.transaction_id in sandbox.transactions
+
+
+async def test_a_fault_is_logged_with_its_account(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
+    """Of three hundred accounts, an operator sees which one's service does not answer."""
+    async with platform.merchants() as merchants:
+        client = await merchants.client("shop-1")
+        made = await client.collections.create(PAYS, 1000, idempotency_key="order-1")
+        platform.sandbox.script(faults.refused(), on="GET")
+        async with client.poller(resume=True) as poller:
+            assert (await poller.wait(made)).succeeded
+    assert "the poller of account 'shop-1' goes on after: " in caplog.text
