@@ -399,7 +399,7 @@ class Model:
                 continue
             if kind[0] == "out" or (each.state != "ABSENT" and each.clear_at is None):
                 surely.add(each.key)
-            elif each.state == "UNKNOWN":
+            elif each.state != "ABSENT":
                 perhaps.add(each.key)  # until the look that was clear was one for this payment
         return surely, perhaps
 

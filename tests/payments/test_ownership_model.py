@@ -569,7 +569,7 @@ class History:
         may = chosen.id not in store.owners and (holder is None or holder.state not in {"OWNED", "SENDING"})
         is_young = line is not None and not line.is_lost and now < line.first_seen + SETTLED
         is_listed = self.config.sole_writer is not False  # else no line is written
-        is_young = is_young and is_listed
+        is_young = is_young and is_listed and chosen.id not in store.explained
         is_unseen = (line is None or not is_listed) and now < row.time + abs(self.config.offset) + SETTLED
         done = await self._say(self.client.payments.recover({key: chosen.id}, note="Asha"), "recover", key, chosen.id)
         if done and (not may or is_young):
