@@ -254,7 +254,7 @@ class Model:
             self.process.newest = max((each.last.start for each in store.records.values()), default=None)
 
     def _settled(self) -> set[str]:
-        """Rows that show nothing: owned, explained, lost; and candidates that were first seen in a life of the store."""
+        """Rows that show nothing: owned, explained, lost; and candidates that were first seen in a life."""
         store = self.store
         named = {name for each in store.records.values() if each.is_open for name in each.named}
         known = {
