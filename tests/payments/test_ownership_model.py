@@ -358,6 +358,8 @@ class History:
             return None
         if not is_readable or model.store.due is not None:
             return "collections go on while the list cannot be read"
+        if not self.config.has_dates and all(each.is_adopted for each in model.store.owners.values()):
+            return "collections go on while nothing shows the service's clock"
         if model.store.again_at is not None or model.why_compare(self.now) == "life":
             return "collections go on until the list can show the last `grace`"
         if model.store.others_until > self.now:
@@ -519,6 +521,7 @@ class History:
             raise Difference(f"confirm_absent({record.key}): {done}, expected {may}")
         if done:
             record.state, record.last.may_exist, record.looked = "RELEASED", False, []
+            record.last.end = record.last.start + WAIT if record.last.end is None else record.last.end
             if is_wrong:
                 self.taint(record.key)
 
