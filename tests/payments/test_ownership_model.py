@@ -350,24 +350,22 @@ class History:
         model, backup = self.model, self.restored_from
         if backup is None:
             return None
-        if self.is_hasty:
-            return "restored without notice, and too soon"
-        if self.config.sole_writer is False:
-            return "sole_writer=False after a restore"
-        if kind[0] == "out":
-            return None
-        if not is_readable or model.store.due is not None:
-            return "collections go on while the list cannot be read"
-        if not self.config.has_dates and all(each.is_adopted for each in model.store.owners.values()):
-            return "collections go on while nothing shows the service's clock"
-        if model.store.again_at is not None or model.why_compare(self.now) == "life":
-            return "collections go on until the list can show the last `grace`"
-        if model.store.others_until > self.now:
-            return "another system was found"
-        is_of_backup = any(
-            each.is_open and each.kind == kind and each.last.start <= backup.at for each in model.store.records.values()
-        )
-        return "an open collection of the backup adopts the only row near it" if is_of_backup else None
+        store, is_out = model.store, kind[0] == "out"
+        is_unsettled = store.again_at is not None or model.why_compare(self.now) == "life"
+        has_clock = self.config.has_dates or not all(each.is_adopted for each in store.owners.values())
+        opened = [each for each in store.records.values() if each.is_open and each.kind == kind]
+        reasons = {
+            "restored without notice, and too soon": self.is_hasty,
+            "sole_writer=False after a restore": self.config.sole_writer is False,
+            "collections go on while the list cannot be read": not is_out
+            and (not is_readable or store.due is not None),
+            "collections go on while nothing shows the service's clock": not is_out and not has_clock,
+            "collections go on until the list can show the last `grace`": not is_out and is_unsettled,
+            "another system was found": not is_out and store.others_until > self.now,
+            "an open collection of the backup adopts the only row near it": not is_out
+            and any(each.last.start <= backup.at for each in opened),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def clearance(self, record: Record | None) -> tuple[str | None, bool]:
         """Return why a key may not be sent for its own sake, or None; and whether it must be, if nothing stops it."""
@@ -399,9 +397,6 @@ class History:
             said = exc
         self.say("reconcile", "readable" if is_readable else "unreadable", type(said).__name__, [*self.shown])
         why = self.model.why_compare(self.now)
-        for record in self.model.store.records.values():
-            if record.state == "SENDING" and self.now >= record.last.start + WAIT + 5:
-                record.state, record.last.end = "UNKNOWN", record.last.start + WAIT
         if why is None:
             self.model.keep_contact(self.now)
         self.look()
