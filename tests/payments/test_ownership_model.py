@@ -666,6 +666,8 @@ class History:
         # A row that is young may stay in memory, or have a line since it is from a lost time.
         new = unclaimed - self.model.store.lines.keys()
         unclaimed -= {each for each in new if self.model.is_lost(self.row(each))}
+        if self.config.offset and not self.model.process.knows_clock:
+            return  # until a row of ours shows the clock, the observer takes no other sign of it
         if self.config.offset and len(unclaimed) == len(expected):
             return  # which row is nearest in time to an attempt, the store finds without the service's clock
         if unclaimed != expected and self.config.sole_writer is not False:
