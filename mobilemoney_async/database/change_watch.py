@@ -18,7 +18,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes, is_among
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.waiting import Leader, PerLoop, Waiter
+from mobilemoney_async.waiting import Leader, PerLoop, Waiter, task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -69,40 +69,44 @@ class ChangeWatch:
 
     async def _lead(self, database: Database, own: _Waiter) -> None:
         """Ask for all, until there is something for the caller."""
-        while True:
-            # From here on a change of this process is not missed: the query comes after it.
-            self._stirred = anyio.Event()
-            await self._look(database)
-            if own.is_done:
-                return
-            with anyio.move_on_after(_POLL):
-                async with anyio.create_task_group() as tasks:
-                    if database.can_listen and anyio.current_time() >= self._deaf_until:
-                        tasks.start_soon(self._listen, database)
+        async with task_group() as tasks:
+            if database.can_listen:
+                tasks.start_soon(self._listen, database)
+            while True:
+                # From here on a change of this process is not missed: the query comes after it.
+                self._stirred = anyio.Event()
+                await self._look(database)
+                if own.is_done:
+                    break
+                with anyio.move_on_after(_POLL):
                     await self._stirred.wait()
-                    tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
     async def _listen(self, database: Database) -> None:
         """Look at once when the database notifies this process, or has begun to: it has missed the notices before."""
-        if self._failovers != database.failovers:
-            self.close()
-        try:
-            if self._driver is None:
-
-                async def connect() -> None:
-                    self._failovers = database.failovers
-                    self._driver = await database.open_listener()
-
-                await shielded(connect)  # a connection that is opened must not be lost; the time-outs bound it
+        while True:
+            await anyio.sleep_until(self._deaf_until)
+            if self._failovers != database.failovers:
+                self.close()
+            try:
+                if self._driver is None:
+                    await shielded(lambda: self._connect(database))  # the time-outs bound it
+                else:
+                    with anyio.move_on_after(_LONGEST):
+                        await anyio.wait_readable(self._driver.pgconn.socket)
+                    self._read(self._driver.pgconn)
+            except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
+                self.close()
+                said = exc if isinstance(exc, StoreError) else type(exc).__name__
+                logger.debug("no notices of the database: %s", said)
+                self._deaf_until = anyio.current_time() + _DEAF
             else:
-                await anyio.wait_readable(self._driver.pgconn.socket)
-                self._read(self._driver.pgconn)
-        except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
-            self.close()
-            logger.debug("no notices of the database: %s", exc if isinstance(exc, StoreError) else type(exc).__name__)
-            self._deaf_until = anyio.current_time() + _DEAF
-        else:
-            self.stir()
+                self.stir()
+
+    async def _connect(self, database: Database) -> None:
+        """Open the connection that listens: it must not be lost."""
+        self._failovers = database.failovers
+        self._driver = await database.open_listener()
 
     def _read(self, wire: Any) -> None:
         """Take the notices: they say no more than that there is something new."""
