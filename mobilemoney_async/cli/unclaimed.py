@@ -230,7 +230,10 @@ def restored(
     does. Sends nothing.
     """
     run_with_service(lambda client: client.payments.restored(note=note), service)
-    print("The store is compared with the service before the next payment.")
+    print(
+        f"Account {service.settings().account!r} is compared with the service before its next payment. "
+        "Of all accounts of the store: mobilemoney accounts restored"
+    )
 
 
 @with_service()

@@ -27,6 +27,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _POLL = 0.5
 # Seconds until the next attempt to listen.
 _DEAF = 5.0
+# Seconds after which the connection is looked at again: it may have been replaced in a failover.
+_LONGEST = 60.0
 
 
 @attrs.define(eq=False)

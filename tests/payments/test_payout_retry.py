@@ -87,7 +87,7 @@ async def test_failed_lines_go_again_after_another_approval(world: World, client
         (f"{first.id}-retry-1-3", "E2"),
     ]
     said = [line.reason for line in await client.payouts.report(first.id)]
-    assert said[0] is None and f"paid again under the key '{first.id}-retry-1-2'" in str(said[1])
+    assert said[0] is None and f"tried again under the key '{first.id}-retry-1-2'" in str(said[1])
     with pytest.raises(StoreError, match=r"no line .* can be paid again \(line 1: .* is SUCCESS; line 2: .*QUEUED"):
         await client.payouts.retry(first.id, by="Asha")
     await send(client)

@@ -17,6 +17,7 @@ same one, whether or not their stores have a key.
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -134,7 +135,7 @@ class DuplicateGuard:
             return
         found = find_lines(connection, self.account, _columns.transaction_id == suspect)
         if any(each.shown.is_gap for each in found):
-            raise forgotten(suspect)
+            raise forgotten(suspect, request.key)
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
         lines = find_lines(connection, self.account, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)
         attempts = [each for each in open_attempts(connection, self.account) if each.key != request.key]
@@ -144,11 +145,12 @@ class DuplicateGuard:
                 raise _suspected(line.id)
 
 
-def forgotten(transaction_id: str) -> DuplicateSuspected:
+def forgotten(transaction_id: str, key: str) -> DuplicateSuspected:
     """Return the error for a payment that may be a transaction which the store has forgotten."""
+    pair = shlex.quote(f"{key}={transaction_id}")
     return DuplicateSuspected(
         f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
-        f"was sent; import it under its key with: mobilemoney payments recover KEY={transaction_id} --note TEXT, or, "
+        f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
         f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
         "pay too, use SQLStore(..., sole_writer=False))",
         transaction_id=transaction_id,
@@ -164,7 +166,7 @@ def require_remembered(connection: sa.Connection, account: str, request: Payment
     here = (_columns.is_lost, IS_OPEN, _columns.amount == request.amount, MAY_HAVE_PAID)
     for line in find_lines(connection, account, *here, is_partial):
         if line.is_of(request.type, request.phone_number, line.shown.amount, number_key(connection, account)):
-            raise forgotten(line.id)
+            raise forgotten(line.id, request.key)
 
 
 def _suspected(transaction_id: str) -> DuplicateSuspected:

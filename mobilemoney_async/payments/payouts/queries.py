@@ -213,5 +213,5 @@ def to_line(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warn
 def _reason(row: sa.Row[Any], record: PaymentRecord, batch: str) -> str | None:
     other = None if row.batch == batch else f"of batch {row.batch}" if row.batch else "made before this batch"
     why = record.reason or record.error if record.transaction is None else record.transaction.failure_reason
-    later = row.next_key and f"paid again under the key {row.next_key!r}"
+    later = row.next_key and f"tried again under the key {row.next_key!r}"
     return "; ".join(filter(None, (other, why, later))) or None
