@@ -133,5 +133,5 @@ class ChangeWatch:
                 each.finish()
 
 
-watches = PerLoop("mobilemoney_async_change_watches", ChangeWatch)
+watches: PerLoop[ChangeWatch] = PerLoop("mobilemoney_async_change_watches", ChangeWatch)
 """Watch of each database in this event loop."""
