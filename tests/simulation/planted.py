@@ -177,7 +177,7 @@ DEFECTS = (
     ),
     Defect(
         "a lock is missing: nobody looks again before an attempt",
-        "payments/records/journal.py",
+        "payments/creates/beginning.py",
         "        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:\n",
         "        if row is None:\n",
     ),
@@ -251,8 +251,8 @@ DEFECTS = (
     Defect(
         "a payment under way counts as lost at once",
         "payments/creates/attempts.py",
-        "sent_at=sent_at, lives=lives + _MARGIN, is",
-        "sent_at=sent_at, lives=-3_600.0, is",
+        "lives=lives + _MARGIN,",
+        "lives=-3_600.0,",
     ),
     Defect(
         "another merchant's row counts as ours",
