@@ -376,7 +376,7 @@ async def test_lines_of_a_batch_and_what_a_limit_holds_back_are_shown(reader: Re
         async with client.dispatcher():
             with anyio.fail_after(PATIENCE):
                 while "is paused" not in (shown := await reader.see()):
-                    await anyio.sleep(0.05)
+                    await anyio.sleep(0.05)  # real time: it looks again until PATIENCE ends
     assert "Queue 1" in shown
     assert "The queue is paused : a disbursement of 999 TZS exceeds per_day of the disbursement limits" in shown
     assert [each.amount for each in sandbox.transactions.values()] == ["600", "900"]

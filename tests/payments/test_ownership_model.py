@@ -131,9 +131,9 @@ class History:
         while self.late and min(self.late)[0] <= until:
             each = min(self.late)
             self.late.remove(each)
-            await anyio.sleep(max(0, each[0] - self.now))
+            await anyio.sleep(max(0, each[0] - self.now))  # real time: none, the clock is virtual
             self._make(*each[1:])
-        await anyio.sleep(max(0, until - (anyio.current_time() - self.began)))
+        await anyio.sleep(max(0, until - (anyio.current_time() - self.began)))  # real time: none, the clock is virtual
 
     def _make(self, key: str | None, kind: Kind, lag: int, fails: bool) -> None:
         direction = TYPES[_DIRECTIONS[kind[0]]]

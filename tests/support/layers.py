@@ -116,6 +116,7 @@ PURE = (
     "database.clock",
     "sharing.login_row",
     "payments.ownership.evidence",
+    "payments.ownership.classes",
     "payments.ownership.comparison",
     "payments.ownership.matching",
     "payments.records.next_steps",

@@ -28,10 +28,10 @@ from mobilemoney_async.payments.audit.report import (
     totals_of,
     unsettled_of,
 )
-from mobilemoney_async.payments.ownership.classes import read_row_facts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import query_for
+from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import merchant_of, owners

@@ -1,4 +1,4 @@
-"""Classes of the service's rows: whose is each? Pure; `read_row_facts` reads what it takes from the store.
+"""Classes of the service's rows: whose is each? Pure; `searches.read_row_facts` reads the facts.
 
 Each row has one class, whoever reads it, and in whichever order the pages come. No word about a payment changes a row's
 class, only a payment that has its id, or a word about that very row. The callers differ in what they do with a class:
@@ -17,10 +17,7 @@ import attrs
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.payments.ownership.comparison import Lives, Span
-from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.ownership.matching import Skew
-from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.unmatched import explained, lost_ids
 
 # A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
 _SLACK = timedelta(minutes=1)
@@ -88,23 +85,3 @@ def is_of(lost: Span, at: datetime | None, lives: Lives, skew: Skew | None) -> b
     In a later life clocks that were set may show what was made before it.
     """
     return lost.holds(at) and not lives.remember(at, skew, before=lost.start)
-
-
-def read_row_facts(
-    journal: Journal,
-    ids: Sequence[str],
-    *,
-    owned: Collection[str],
-    settled: timedelta,
-    merchant_id: str | None = None,
-) -> RowFacts:
-    """Return the store's facts about some transactions; `settled` as of `Lives`."""
-    connection, account = journal.connection, journal.account
-    return RowFacts(
-        owned=owned,
-        explained=explained(connection, account, [each for each in ids if each not in owned]),
-        lost=lost_ids(connection, account, ids),
-        lost_times=find_lost_times(connection, account),
-        lives=find_lives(connection, account, settled),
-        merchant_id=merchant_id,
-    )

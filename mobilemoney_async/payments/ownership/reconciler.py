@@ -26,7 +26,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.payments.feed.feed import prune
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts, read_row_facts
+from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
@@ -38,7 +38,7 @@ from mobilemoney_async.payments.ownership.reconciliation import (
     mark_stale,
     record_listing,
 )
-from mobilemoney_async.payments.ownership.searches import doubtful, hidden, searchable
+from mobilemoney_async.payments.ownership.searches import doubtful, hidden, read_row_facts, searchable
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.due import Due, due, neighbours
 from mobilemoney_async.payments.records.journal import Journal

@@ -33,7 +33,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
 from mobilemoney_async.payments.ownership.binding import Binding, ForeignError, Memory, wait
-from mobilemoney_async.payments.ownership.classes import RowClass, is_of, read_row_facts
+from mobilemoney_async.payments.ownership.classes import RowClass, is_of
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
@@ -50,7 +50,7 @@ from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
 from mobilemoney_async.payments.ownership.matching import ClockSample, Skew, estimate_skew, query_for
-from mobilemoney_async.payments.ownership.searches import doubtful
+from mobilemoney_async.payments.ownership.searches import doubtful, read_row_facts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_lost_lines
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal

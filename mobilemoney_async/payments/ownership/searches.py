@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, payments
+from mobilemoney_async.payments.ownership.classes import RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.payments.records.unmatched import explained, lost_ids
 
 _DAY = timedelta(days=1)
 # Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
@@ -58,3 +62,23 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
     keys = [row.key for row in journal.connection.execute(statement) if row.transaction_id not in shown]
     return find_all(journal, keys[:_MOST_HIDDEN])
+
+
+def read_row_facts(
+    journal: Journal,
+    ids: Sequence[str],
+    *,
+    owned: Collection[str],
+    settled: timedelta,
+    merchant_id: str | None = None,
+) -> RowFacts:
+    """Return the store's facts about some transactions; `settled` as of `Lives`."""
+    connection, account = journal.connection, journal.account
+    return RowFacts(
+        owned=owned,
+        explained=explained(connection, account, [each for each in ids if each not in owned]),
+        lost=lost_ids(connection, account, ids),
+        lost_times=find_lost_times(connection, account),
+        lives=find_lives(connection, account, settled),
+        merchant_id=merchant_id,
+    )

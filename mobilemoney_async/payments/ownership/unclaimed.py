@@ -35,11 +35,12 @@ from mobilemoney_async.database.schema import accounts, payments, unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts, read_row_facts
+from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.comparison import Span
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, is_within
+from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
