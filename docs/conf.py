@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     # In signatures of what users do not construct: a sentinel, type variables, iterators, inner values of the sandbox.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.\w+\.Ts?|Ts|_asyncio\.Future"),
     (r"py:class", r"mobilemoney_async\.contract\.converter\.T"),
-    (r"py:class", r"mobilemoney_async\.payments\.feed\.(ChangePages|ConsumerChanges)"),
+    (r"py:class", r"mobilemoney_async\.payments\.feed\.feed\.(ChangePages|ConsumerChanges)"),
     (r"py:class", r"mobilemoney_async\.sandbox\.(server\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
 ]
 
