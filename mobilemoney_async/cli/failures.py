@@ -80,7 +80,7 @@ ADVICE: dict[type, str] = {
     errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
-    errors.AccountSuspended: "it pays again after mobilemoney accounts resume",
+    errors.AccountSuspended: "it pays again after mobilemoney accounts resume ACCOUNT",
     errors.LimitExceeded: "pay less, or later, or change disbursement_limits of the profile",
     errors.TransportError: _FIND_CAUSE,
 }

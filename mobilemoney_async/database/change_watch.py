@@ -71,6 +71,7 @@ class ChangeWatch:
 
     async def _lead(self, database: Database, own: _Waiter) -> None:
         """Ask for all, until there is something for the caller."""
+        await database.open()  # the first use shows whether a pooler is between, through which none can listen
         async with task_group() as tasks:
             if database.can_listen:
                 tasks.start_soon(self._listen, database)

@@ -96,7 +96,8 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
         state = AccountState.REMOVED if row.state == AccountState.REMOVED else AccountState.SUSPENDED
     is_failing = row.error_at is not None and row.error_at > now - _FAILING
     # The first payment after a pause is compared in seconds.
-    is_behind = row.due_since is not None and row.due_since < now - _COMPARING
+    is_late = row.due_since is not None and row.due_since < now - _COMPARING
+    is_behind = is_late or (row.due_since is not None and bool(row.went_backwards))
     reasons: Sequence[tuple[AccountNeed, object]] = (
         (AccountNeed.UNMATCHED, counts["unmatched"]),
         (AccountNeed.UNKNOWN, counts["unknown"]),
