@@ -236,6 +236,9 @@ class History:
         finally:
             self.outage.away = False
             await self.stop()
+            for each in self.backups:
+                if isinstance(each.content, sqlite3.Connection):
+                    each.content.close()
 
     def say(self, *what: Any) -> None:
         self.log.append(f"{self.now:6} " + " ".join(map(str, what)))

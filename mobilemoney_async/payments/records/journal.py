@@ -295,7 +295,7 @@ class Journal:
         except sa.exc.IntegrityError:
             names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
             owner = self.connection.execute(sa.select(_OWNER), names).scalar_one()
-            if owner is None:
+            if owner in {None, entry.key}:
                 raise  # refused for another reason, a trigger say
             return self._contradict(entry, f"belongs to another payment ({owner})")
         return None
