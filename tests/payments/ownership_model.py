@@ -112,12 +112,13 @@ class Store:
 
 @attrs.define
 class Process:
-    """All that a process remembers: first sightings, the newest payment, and since when a comparison is due."""
+    """All that a process remembers: first sightings, the newest payment, what no clock can place."""
 
     sightings: dict[str, int] = attrs.field(factory=dict)
     newest: int | None = None
     due_since: int | None = None
     knows_clock: bool = False
+    in_question: list[Row] = attrs.field(factory=list)
     contact_at: int = -MINUTE
 
 
@@ -227,9 +228,11 @@ class Model:
         store, due = self.store, self.store.due
         assert due is not None
         if not self.knows_clock:
-            settled = self._settled()
-            if any(row.id not in settled and row.time >= due.newest - DAY - CLOCKS for row in rows):
+            settled, first = self._settled(), due.newest - DAY - CLOCKS
+            self.process.in_question = [row for row in rows if row.id not in settled and row.time >= first]
+            if self.process.in_question:
                 return  # no row can be placed
+        self.process.in_question = []
         start, is_in_contact = due.newest + self.offset - CLOCKS, self._is_in_contact(now)
         settled = self._settled()
         rows = [row for row in rows if row.time >= start and row.id not in settled and not self.remembers(row)]
@@ -382,6 +385,9 @@ class Model:
         for line in lines:
             if line.is_lost and (is_out or line.went_backwards or self.store.others_until <= now):
                 surely.add(line.row.id)
+        if not is_out and (due := self.store.due) and (due.went_backwards or self.store.others_until <= now):
+            rows = [row for row in self.process.in_question if row.kind == kind and not row.is_failed]
+            surely.update({row.id for row in rows} - self.store.owners.keys() - self.store.explained)
         tried = [attempt for each in self.store.records.values() if each.kind == kind for attempt in each.attempts]
         for line in self.surplus(but=key):
             if line not in lines or now - line.first_seen >= (DAY if is_out else HOUR):

@@ -177,6 +177,35 @@ async def test_a_forgotten_payment_that_became_a_candidate_is_forgotten_all_the_
     assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1]
 
 
+@pytest.mark.parametrize("is_explained", [True, False])
+async def test_what_no_clock_can_place_stops_the_payments_of_its_kind(
+    world: World, kind: str, is_explained: bool
+) -> None:
+    """Nothing tells whether order-2 was paid before the store went back: somebody has to say what the row is."""
+    world.service.shows_clock = False
+    second, other = order(kind, "order-2", 2), order("collections", "other", 3)
+    async with world.client() as client:
+        await world.lose(client, order(kind, "order-1"), made=False)
+        tables = dump(world.url)
+        await anyio.sleep(2 * MINUTE)
+        await world.pay(client, [second])
+    await restore(world, tables)
+    (two,) = world.made("order-2")
+    async with world.client() as client:
+        await is_stopped(world, client, second)
+        if is_explained:
+            await client.payments.explain(two, note="Asha: of the old shop")
+        await world.pay(client, [other])  # of another kind; its row shows the clock
+        await anyio.sleep(10)
+        if is_explained:
+            await world.pay(client, [second])
+        else:
+            await is_stopped(world, client, second)
+            await client.payments.recover({"order-2": two}, note="Asha: our books")
+            await world.pay(client, [second])
+    assert world.posts("order-2") == 1 + is_explained
+
+
 async def test_an_operator_may_say_whose_a_candidate_is(world: World, kind: str) -> None:
     """`recover` takes a transaction that another open payment may be, too."""
     first, second = order(kind, "order-1"), order(kind, "order-2")

@@ -355,14 +355,12 @@ class History:
             return None
         store, is_out = model.store, kind[0] == "out"
         is_unsettled = store.again_at is not None or model.why_compare(self.now) == "life"
-        has_clock = self.config.has_dates or not all(each.is_adopted for each in store.owners.values())
         opened = [each for each in store.records.values() if each.is_open and each.kind == kind]
         reasons = {
             "restored without notice, and too soon": self.is_hasty,
             "sole_writer=False after a restore": self.config.sole_writer is False,
             "collections go on while the list cannot be read": not is_out
-            and (not is_readable or store.due is not None),
-            "collections go on while nothing shows the service's clock": not is_out and not has_clock,
+            and (not is_readable or (store.due is not None and not model.process.in_question)),
             "collections go on until the list can show the last `grace`": not is_out and is_unsettled,
             "another system was found": not is_out and store.others_until > self.now,
             "an open collection of the backup adopts the only row near it": not is_out

@@ -106,6 +106,11 @@ class AccountFacts:
         """True if the database was recovered since the last comparison, or another server has taken over."""
         return None not in (self.timeline, self.timeline_now) and self.timeline != self.timeline_now
 
+    @property
+    def shows_loss(self) -> bool:
+        """True if the store itself shows that it has lost payments, or may have."""
+        return bool(self.went_backwards) or self.lost_until is not None or self.has_moved
+
     def is_in_contact(self, now: datetime) -> bool:
         """Return whether a life goes on."""
         return self.life_until is not None and now - self.life_until < CONTACT

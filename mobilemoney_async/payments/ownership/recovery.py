@@ -45,7 +45,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     rows_since,
     why_compare,
 )
-from mobilemoney_async.payments.ownership.duplicates import require_remembered
+from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
@@ -56,7 +56,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, find_lines
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -74,6 +74,7 @@ _NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
+_IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
 _NO_CLOCK = "nothing shows the service's clock"
 
 
@@ -144,7 +145,8 @@ class Recovery:
             return False  # the newest rows may always be those of other systems
         if facts.lost_at is not None:
             await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
-        why = why_compare(facts, self._pipeline.utcnow())
+        now = self._pipeline.utcnow()
+        why = why_compare(facts, now)
         if why is None:
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
@@ -156,6 +158,8 @@ class Recovery:
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+            if facts.shows_loss or not facts.has_others(now):
+                await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
 
     async def leave_to_reconcile(self) -> None:
@@ -267,7 +271,7 @@ class Recovery:
         Its moment belongs to this process: one that a backup has brought back is dated again.
         """
         now = self._pipeline.utcnow()
-        went_backwards = bool(facts.went_backwards) or facts.lost_until is not None or facts.has_moved
+        went_backwards = facts.shows_loss
         if went_backwards:
             self._store.forget_settled()
         since = self._store.due_since
@@ -289,6 +293,7 @@ class Recovery:
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew, merchant))
         if comparison is None:
             return _NO_CLOCK
+        self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs:
             lost = lost_time(due.newest, due.since, comparison.skew, went_backwards=due.went_backwards)
@@ -371,9 +376,10 @@ class Recovery:
         rows = [
             row
             for row in rows_since(walk.rows, _since(due, skew))
-            if row.id not in noted and facts.classify(row, skew) in {RowClass.LOST, RowClass.UNMATCHED}
+            if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION
         ]
         if rows and (skew is None or skew.high - skew.low > CLOCKS):
+            self.memory.in_question = [row for row in rows if str(row.status) not in FAILED]
             return None, bool(owned)
         open_payments = [
             OpenPayment(query=query_for(each), is_refused=each.state in REUSABLE)
