@@ -434,7 +434,7 @@ class Model:
             if each.kind[0] == record.kind[0] and each.end(now) + GRACE <= now and each is not record
             and not (strictly and (len(each.attempts) != 1 or each.is_adopted))
         ]  # fmt: skip
-        is_between = any((each.end or now) <= record.last.start for each in known) and any(
+        is_between = any(each.end is not None and each.end <= record.last.start for each in known) and any(
             each.start >= record.end(now) for each in known
         )
         return is_between and record.end(now) + GRACE <= now
