@@ -84,17 +84,28 @@ _OWN_ROW = accounts.update().where(accounts.c.account == sa.bindparam("of_accoun
 _FEED = sa.select(accounts.c.feed_epoch, accounts.c.feed_last, accounts.c.feed_pruned, accounts.c.feed_prunings).where(
     accounts.c.account == sa.bindparam("of_account")
 )
-_of_change = (_columns.state.label("changed_to"), _columns.status.label("status_then"), _columns.at.label("changed_on"))
-_ROWS = (
-    sa.select(_columns.number, _columns.name, _columns.entry, *_of_change, payments)
-    .outerjoin(
-        payments,
-        sa.and_(payments.c.account == _columns.account, payments.c.key == _columns.name, _columns.entry > 0),
+_PAGE = sa.select(changes).where(_here)
+
+
+def _with_payments(page: sa.Select[Any]) -> sa.Select[Any]:
+    """Return some changes with their payments: the page is found first, so its payments alone are read."""
+    change = page.subquery()
+    of_change = (
+        change.c.state.label("changed_to"),
+        change.c.status.label("status_then"),
+        change.c.at.label("changed_on"),
     )
-    .where(_here)
-    .order_by(_columns.number)
+    of_payment = (payments.c.account == change.c.account, payments.c.key == change.c.name, change.c.entry > 0)
+    return (
+        sa.select(change.c.number, change.c.name, change.c.entry, *of_change, payments)
+        .outerjoin(payments, sa.and_(*of_payment))
+        .order_by(change.c.number)
+    )
+
+
+_AFTER = _with_payments(
+    _PAGE.where(_columns.number > sa.bindparam("of_number")).order_by(_columns.number).limit(sa.bindparam("of_limit"))
 )
-_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number")).limit(sa.bindparam("of_limit"))
 
 
 @attrs.frozen
@@ -164,7 +175,8 @@ def read_some(
     """Return some changes, oldest first. Those that were pruned are missing."""
     found: list[FeedEntry] = []
     for some in chunks(sorted(numbers)):
-        rows = journal.connection.execute(_ROWS.where(_columns.number.in_(some)), {"of_account": journal.account})
+        page = _with_payments(_PAGE.where(_columns.number.in_(some)))
+        rows = journal.connection.execute(page, {"of_account": journal.account})
         found += _entries(journal, feed, rows, reader)
     return found
 
