@@ -19,7 +19,9 @@ from mobilemoney_async import (
     LoginAuth,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentState,
     RateLimiter,
+    RequestTimeout,
     RetryPolicy,
     Secret,
     ServerError,
@@ -32,7 +34,7 @@ from tests.contract import samples
 from tests.support.arguments import wrong
 from tests.support.databases import sqlite_url
 from tests.support.fakes import BASE_URL, FakeTransport, Hang, Sent, Step, connect, in_turn
-from tests.support.server import Response
+from tests.support.server import Request, Response, serve
 from tests.support.warm import run_without
 
 NUMBER = "+255680000001"
@@ -404,6 +406,46 @@ class TestStore:
             await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             # The others compare the store with its service, after the silence.
             assert [each.method for each in service.sent].count("POST") == 1
+
+    @pytest.mark.parametrize("is_shown", [True, False])
+    async def test_a_machine_that_slept_while_it_connected_does_not_send_the_request(
+        self, tmp_path: Path, is_shown: bool
+    ) -> None:
+        """Not a byte of it, or its head alone: it wakes with a connection, and others have given the payment up."""
+        now = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
+        url = sqlite_url(tmp_path)
+
+        async def answer(request: Request) -> Response:
+            await request.read()
+            return Response.json(samples.acknowledgement() if request.method == "POST" else samples.page())
+
+        class Sleeping(httpx.AsyncHTTPTransport):
+            async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+                nonlocal now
+                if request.method == "POST":
+                    now += dt.timedelta(minutes=10)
+                    await other.payments.reconcile()
+                    record = await other.payments.get("order-1")
+                    assert record is not None
+                    assert record.state is PaymentState.UNKNOWN
+                if not is_shown:  # as by a transport that tells nothing of its connections
+                    request.extensions.pop("trace", None)
+                return await super().handle_async_request(request)
+
+        options: dict[str, Any] = {"utcnow": lambda: now, "retry": RetryPolicy(max_attempts=1)}
+        async with (
+            serve(answer) as server,
+            AsyncClient(server.base_url, auth="token", store=SQLStore(url), **options) as other,
+            Sleeping() as transport,
+            AsyncClient(server.base_url, auth="token", store=SQLStore(url), transport=transport, **options) as client,
+        ):
+            with pytest.raises(RequestTimeout) as caught:
+                await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            record = await client.payments.get("order-1")
+        assert caught.value.outcome == "not_sent"
+        assert record is not None
+        assert record.state is PaymentState.NOT_SENT
+        assert [each for each in server.requests if each.method == "POST" and (is_shown or each.complete)] == []
 
 
 class TestWithOptions:

@@ -322,13 +322,22 @@ class Pipeline:
             return await self._exchange(call)
         asked_at, written_at = anyio.current_time(), self.utcnow()
         patience = await recorder.sending(self.options.timeout)
-        try:
+        lives = patience + self.options.timeout
+
+        def took() -> float:
             # By both clocks: the monotonic one stops while the machine sleeps.
-            took = max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
-            if took > patience:
+            return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
+
+        def require_alive() -> None:
+            # A process that was stopped while it connected wakes with the connection before it wakes with its time-out.
+            if took() > lives:
+                raise RequestTimeout(f"no connection within {lives:.0f} s; nothing was sent", outcome="not_sent")
+
+        try:
+            if took() > patience:
                 # Another process may have recorded the attempt as lost by now, so it must not be sent any more.
                 raise StoreError(f"the store took more than {patience:.0f} s", outcome="not_sent")
-            answer = await self._exchange(call)
+            answer = await self._exchange(call, require_alive)
         except BaseException as exc:
             error = exc if isinstance(exc, MobileMoneyError) else None
             lost: CallOutcome = "unknown" if call.flight is not None and call.flight.may_have_arrived else "not_sent"
@@ -338,12 +347,14 @@ class Pipeline:
         await shielded(lambda: recorder.answered(answer))
         return answer
 
-    async def _exchange(self, call: _Call) -> Any:
+    async def _exchange(self, call: _Call, *checks: Callable[[], None]) -> Any:
+        """Send a request and return its answer; `checks` raise if it must not be sent any more."""
         endpoint, timeout = call.endpoint, self.options.timeout
         if self.claim is not None:
             self.claim.require()
+            checks = (self.claim.require, *checks)
         call.sent_at = self.utcnow()
-        call.flight = flight = Flight(check=None if self.claim is None else self.claim.require)
+        call.flight = flight = Flight(checks=checks)
         started = anyio.current_time()
         status, error = None, None
 

@@ -69,8 +69,7 @@ class _Body(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self._read:
             raise StopAsyncIteration
-        if self._flight.check is not None:
-            self._flight.check()
+        self._flight.check()
         self._read = self._flight.begun = True
         return self._content
 
@@ -178,7 +177,7 @@ class _TransportSender:
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
         phase = 0.95 * timeout
         extensions: dict[str, Any] = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
-        if flight.check is not None:
+        if flight.checks:
             extensions["trace"] = flight.trace
         if content is None and self._owned:
             return httpx.Request(method, url, headers=headers, extensions=extensions)

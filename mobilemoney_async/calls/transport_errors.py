@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -72,7 +72,7 @@ class Flight:
             or client may have sent the request before, and retried; a mock of the pool in a test reads the body of a
             request that it then does not send.
         is_suspect: Whether the answer may be that to another request: then its connection is closed.
-        check: Raises if the request must not be sent any more: called again once there is a connection, which may have
+        checks: Each raises if the request must not be sent any more: called once there is a connection, which may have
             taken long.
     """
 
@@ -80,11 +80,16 @@ class Flight:
     proves_unsent: bool = False
     is_direct: bool = False
     is_suspect: bool = False
-    check: Callable[[], None] | None = None
+    checks: Sequence[Callable[[], None]] = ()
+
+    def check(self) -> None:
+        """Raise if the request must not be sent any more."""
+        for each in self.checks:
+            each()
 
     async def trace(self, event: str, info: object) -> None:
         """Check before a byte is written. Called by httpcore with each event of a request."""
-        if self.check is not None and event.endswith(".send_request_headers.started"):
+        if event.endswith(".send_request_headers.started"):
             self.check()
 
     @property
