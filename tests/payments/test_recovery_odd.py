@@ -18,6 +18,7 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentCause,
     PaymentState,
     SQLStore,
     StoreError,
@@ -99,6 +100,54 @@ async def test_an_imported_transaction_is_not_compared_by_its_time(world: World,
         await world.pay(client, [order(kind, "later", 201)])
         await world.reconcile(client, 2 * GRACE, HOUR)
         assert (await world.get(client, "lost")).state == PaymentState.ABSENT
+
+
+@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=3)], ids=str)
+@pytest.mark.parametrize("how", ["identified", "recovered", "queued"])
+async def test_a_transaction_of_a_forgotten_request_is_not_compared_by_its_time(
+    world: World, kind: str, how: str, ahead: timedelta
+) -> None:
+    """Also where its key was used again: the list shows it long before that request, and hides or alters nothing."""
+    let_run(world, ahead)
+    world.sole_writer, twice = False, order(kind, "twice")
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "known", 100), twice])
+        forget(world.url, "twice")
+        await anyio.sleep(DAY)
+        await world.pay(client, [order(kind, "before", 101)])
+        if how == "queued":
+            asked: dict[str, Any] = {
+                "type": f"{kind.removesuffix('s')}",
+                "phone_number": twice.phone_number,
+                "amount": twice.amount,
+            }
+            await client.payments.enqueue(**asked, idempotency_key=twice.key)
+        else:
+            await world.lose(client, twice, made=False)
+        await anyio.sleep(10 * MINUTE)
+        if how == "identified":
+            await client.payments.identify(twice.key, world.made("twice")[0], note="Asha: our books")
+        else:
+            await client.payments.recover({twice.key: world.made("twice")[0]}, note="Asha: our books")
+        await world.lose(client, order(kind, "lost", 200), made=False)
+        await anyio.sleep(10 * MINUTE)
+        await world.pay(client, [order(kind, "later", 201)])
+        await world.reconcile(client, 2 * GRACE, HOUR)
+        assert (await world.get(client, "lost")).state == PaymentState.ABSENT
+
+
+async def test_a_payment_that_was_identified_is_compared(world: World, client: AsyncClient, kind: str) -> None:
+    """A list that hides it may hide a lost one, too."""
+    await world.pay(client, [order(kind, "before", 101)])
+    await world.lose(client, order(kind, "named"), made=True)
+    (name,) = world.made("named")
+    await client.payments.identify("named", name, note="Asha: our books")
+    await world.lose(client, order(kind, "lost", 200), made=False)
+    await world.pay(client, [order(kind, "later", 201)])
+    world.service.list.hide = lambda payment: payment.id == name
+    await world.reconcile(client, 2 * GRACE, HOUR)
+    record = await world.get(client, "lost")
+    assert (record.state, record.cause) == (PaymentState.UNKNOWN, PaymentCause.HIDDEN)
 
 
 @pytest.mark.slow

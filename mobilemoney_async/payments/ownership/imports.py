@@ -111,8 +111,7 @@ def _adopt(
     if match(query_for(record), transaction, Spellings()) is Match.NONE:
         raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
     if not record.attempt:
-        sent_at = record.sent_at
-        record = to_record(journal.update(key, {"attempt": 1, "sent_at": sent_at, "ended_at": sent_at}))
+        record = to_record(journal.update(key, {"attempt": 1, "sent_at": record.sent_at}))
     return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
 
 

@@ -19,13 +19,24 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, may_be_within
+from mobilemoney_async.payments.ownership.evidence import STEADY, Verdict, Walk
+from mobilemoney_async.payments.ownership.matching import (
+    ClockSample,
+    Match,
+    PaymentQuery,
+    Skew,
+    estimate_skew,
+    is_within,
+    may_be_within,
+    query_for,
+)
+from mobilemoney_async.payments.records.due import neighbours
 from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal, JournalEntry
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
@@ -251,8 +262,29 @@ def adopt(
     if isinstance(adopted, StoreError):
         return adopted
     journal.record_seen(transaction, source=source, at=at)
+    if source is Source.PERSON and not _is_of_request(journal, record, transaction, at=at):
+        journal.update(record.key, {"ended_at": None})  # so no listing is compared with it
     look_again(journal, transaction.id, at=at)
     return journal.find(record.key) or adopted
+
+
+def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transaction, *, at: datetime) -> bool:
+    """Return whether a transaction that someone names may be of a payment's own request, by its time.
+
+    After a restored backup it may be of one that the store has forgotten. Without own payments around it, whose final
+    states show the service's clock, that counts as ours.
+    """
+    if record.ended_at is None:  # the store knows of no request
+        return False
+    if transaction.created_at is None:
+        return True
+    samples = [
+        ClockSample(shown=each.transaction.created_at, began_at=each.sent_at, ended_at=each.ended_at)
+        for each in neighbours(journal, record, settled_at=at)
+        if each.transaction and each.transaction.created_at and each.sent_at and each.ended_at and not each.is_adopted
+    ]
+    start, end = query_for(record).window(estimate_skew(samples))
+    return is_within(transaction, shift(start, -STEADY), shift(end, STEADY))
 
 
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:

@@ -218,7 +218,8 @@ class PaymentRecord(Data):
         created_at: When it was first recorded.
         changed_at: When it was last changed.
         sent_at: When it was last sent.
-        ended_at: When that request ended, or was given up as lost; None while it is on its way.
+        ended_at: When that request ended, or was given up as lost; None while it is on its way, and where someone has
+            named a transaction of another time.
         stale_at: The time from which a payment that is being sent counts as unknown.
         transaction_id: The service's transaction, once known.
         reference: The service's reference, once known.
