@@ -449,6 +449,7 @@ def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
     yield change_watch.ChangeWatch, "_read", read_notices
     yield binding, "timeline", lambda connection: world.timeline
     yield virtual_time, "_GRACE", 0.0002
+    yield virtual_time, "_PATIENCE", 0.0  # a socket that listens owes no answer, and no other one is read by the loop
 
 
 def run_world(
