@@ -6,8 +6,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.service import on_asyncio
-from tests.support.databases import execute
+from tests.support.databases import execute, sqlite_url
 from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService, dropped
 from tests.support.server import Request, Response, serve
@@ -508,6 +509,20 @@ async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, capl
             await pay(merchants, ["other"])
             assert repr(merchants) == f"<Merchants {BASE_URL}: 1 open>"
     assert "max_open" not in caplog.text
+
+
+@pytest.mark.slow
+async def test_one_process_serves_several_databases_with_a_worker_for_each(tmp_path: Path) -> None:
+    """The accounts of each are served from it alone."""
+    platforms = [Platform(sqlite_url(tmp_path)) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        for platform in platforms:
+            merchants = await stack.enter_async_context(platform.merchants())
+            await enqueue(merchants, [f"shop-{platforms.index(platform)}"])
+            await stack.enter_async_context(merchants.worker())
+        await anyio.sleep(8)
+    assert [{account for _, _, account in each.asked} for each in platforms] == [{"shop-0"}, {"shop-1"}]
+    assert [len(each.service.payments) for each in platforms] == [1, 1]
 
 
 @pytest.mark.slow
