@@ -6,34 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.batch import FAILED, WORDS, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import name_lines
 
 # Lines that are named one by one, of those that someone should look at: `payouts show` has all.
 _MOST_NOTES = 20
-# States of a line in words, in the order of the progress; any other final state has failed.
-_WORDS = {
-    "proposed": "proposed",
-    "QUEUED": "queued",
-    "SENDING": "being sent",
-    "ACKNOWLEDGED": "accepted",
-    "SUCCESS": "paid",
-    "UNKNOWN": "unknown",
-    "ABSENT": "unknown",
-    "REFUSED": "refused",
-    "NOT_SENT": "not sent",
-    "RELEASED": "not sent",
-    "CANCELLED": "cancelled",
-    "cancelled": "cancelled",
-}
-_FAILED = "failed"
 
 
 def count_lines(batch: PayoutBatch) -> dict[str, int]:
     """Return the number of lines in each state, in words."""
-    found = dict.fromkeys([*_WORDS.values(), _FAILED], 0)
+    found = dict.fromkeys([*WORDS.values(), FAILED], 0)
     for state, number in batch.states.items():
-        found[_WORDS.get(state, _FAILED)] += number
+        found[word_of(state)] += number
     return {word: number for word, number in found.items() if number}
 
 

@@ -62,6 +62,11 @@ def refuse(request: httpx.Request, payment: Payment | None) -> httpx.Response:
     return error(403, "insufficient_permissions")
 
 
+async def said(client: AsyncClient, batch: PayoutBatch) -> dict[int, tuple[str, str | None]]:
+    """Return state and reason of each line."""
+    return {line.line: (line.state, line.reason) for line in await client.payouts.report(batch.id)}
+
+
 def live(world: World) -> Counter[str]:
     """Return how many transactions to each number have moved money, or may."""
     return Counter(each.phone_number for each in world.service.payments if each.status != "FAILED")
@@ -86,8 +91,13 @@ async def test_failed_lines_go_again_after_another_approval(world: World, client
         (f"{first.id}-retry-1-2", "E1"),
         (f"{first.id}-retry-1-3", "E2"),
     ]
-    said = [line.reason for line in await client.payouts.report(first.id)]
-    assert said[0] is None and f"tried again under the key '{first.id}-retry-1-2'" in str(said[1])
+    assert await said(client, first) == {
+        1: ("SUCCESS", None),
+        2: ("QUEUED", f"RECIPIENT_NOT_FOUND; tried again under the key '{first.id}-retry-1-2': queued"),
+        3: ("QUEUED", f"RECIPIENT_NOT_FOUND; tried again under the key '{first.id}-retry-1-3': queued"),
+    }
+    with pytest.raises(StoreError, match=f"all payments of batch '{first.id}' were sent"):
+        await client.payouts.cancel(first.id, by="Asha")
     with pytest.raises(StoreError, match=r"no line .* can be paid again \(line 1: .* is SUCCESS; line 2: .*QUEUED"):
         await client.payouts.retry(first.id, by="Asha")
     await send(client)
@@ -95,12 +105,20 @@ async def test_failed_lines_go_again_after_another_approval(world: World, client
     again = await client.payouts.retry(retry.id, by="Asha")
     assert (again.retry_of, again.lines) == (retry.id, 1)
     await client.payouts.cancel(again.id, by="Asha")
-    both = await client.payouts.retry(first.id, by="Asha")  # by the first batch, too
-    await approved(client, both)
+    third = f"RECIPIENT_NOT_FOUND; tried again under the key '{first.id}-retry-1-3': failed, RECIPIENT_NOT_FOUND"
+    assert (await said(client, first))[3] == ("FAILED", third)
+    stopped = await approved(client, await client.payouts.retry(first.id, by="Asha"))  # by the first batch, too
+    await client.payouts.cancel(stopped.id, by="Asha")
+    assert (await said(client, first))[3][0] == "FAILED"
+    await approved(client, await client.payouts.retry(first.id, by="Asha"))
     await send(client)
     await settle(world, client, {number(2): "SUCCESS"})
     assert live(world) == {number(each): 1 for each in range(3)}
     assert len(world.service.payments) == 6
+    assert (await client.payouts.get(first.id)).states == {"SUCCESS": 3}
+    line = (await client.payouts.report(first.id))[1]
+    assert line.transaction_id == (await client.payouts.report(retry.id))[0].transaction_id
+    assert str((await said(client, first))[3][1]).endswith("-3': paid")
 
 
 @pytest.mark.slow

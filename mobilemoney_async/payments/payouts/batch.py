@@ -15,6 +15,30 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.values import csv_cell, mask_phone_number, refuse, require_name
 
+WORDS: Mapping[str, str] = {
+    "proposed": "proposed",
+    "QUEUED": "queued",
+    "SENDING": "being sent",
+    "ACKNOWLEDGED": "accepted",
+    "SUCCESS": "paid",
+    "UNKNOWN": "unknown",
+    "ABSENT": "unknown",
+    "REFUSED": "refused",
+    "NOT_SENT": "not sent",
+    "RELEASED": "not sent",
+    "CANCELLED": "cancelled",
+    "cancelled": "cancelled",
+}
+"""States of a line in words, in the order of the progress; any other final state has failed."""
+
+FAILED: str = "failed"
+"""The word for any other final state."""
+
+
+def word_of(state: str) -> str:
+    """Return the state of a line in a word."""
+    return WORDS.get(state, FAILED)
+
 
 def read_person(by: object) -> str:
     """Return a person's name without blanks around it, or raise `InvalidRequest`."""
@@ -43,10 +67,11 @@ class PayoutLine(Data):
         phone_number: The recipient's number.
         amount: Whole TZS.
         state: ``proposed`` or ``cancelled``; once approved the payment's state, such as ``QUEUED`` or ``UNKNOWN``, and
-            when it is final that of the transaction, such as ``SUCCESS``.
-        transaction_id: The service's transaction, once known.
+            when it is final that of the transaction, such as ``SUCCESS``. After a retry, that of the payment which has
+            paid the line, or else of the last one that was not cancelled.
+        transaction_id: The service's transaction, once known: that of the payment whose state it is.
         fee: The total fee in TZS, where the service shows one, or None.
-        reason: Why it failed, was refused, waits or is unknown, or None.
+        reason: Why it failed, was refused, waits or is unknown, and under which key a retry pays it, or None.
         warning: A thing to check before the approval, as in ``PayoutBatch.warnings``, or None.
         info: The other columns of the file.
     """

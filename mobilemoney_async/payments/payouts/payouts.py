@@ -31,6 +31,7 @@ from mobilemoney_async.payments.payouts.queries import (
     can_queue,
     change_row,
     count_states,
+    find_all_payments,
     find_lines,
     find_payments,
     find_row,
@@ -268,10 +269,11 @@ class Payouts:
 
         def report(journal: Journal) -> Sequence[PayoutLine]:
             batch = find_row(journal, name)
-            found = {} if batch.approved_at is None else find_payments(journal, batch.id)
+            own = {} if batch.approved_at is None else find_payments(journal, batch.id)
+            found = find_all_payments(journal, own)
             lines = find_lines(journal, batch.id)
             warnings = find_warnings(lines)
-            return [to_line(each, found.get(each.key), batch, warnings.get(each.line)) for each in lines]
+            return [to_line(each, found.get(each.key, ()), batch, warnings.get(each.line)) for each in lines]
 
         lines = await self._store.read(report)
         return lines if format is None else write_report(lines, format)

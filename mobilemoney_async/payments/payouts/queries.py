@@ -16,11 +16,11 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of, warnings_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, move
 from mobilemoney_async.payments.records.rows import to_record
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
@@ -134,6 +134,18 @@ def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> I
         yield from journal.connection.execute(statement.with_for_update() if lock else statement)
 
 
+def find_all_payments(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
+    """Return all payments of each line, oldest first, by the key of the batch's own one; see `find_chains`."""
+    retried = [key for key, row in found.items() if row.next_key is not None]
+    return {key: [row] for key, row in found.items()} | find_chains(journal, retried)
+
+
+def decisive(chain: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
+    """Return the payment that says whether a line is paid: a paid one, else the last that was not cancelled."""
+    paid = [row for row in chain if line_state(row) == TransactionStatus.SUCCESS]
+    return (paid or [row for row in chain if row.state != PaymentState.CANCELLED] or chain)[-1]
+
+
 def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
     """Return why a line cannot be paid again, by all its payments; None if all of them have failed for certain."""
     for number, row in enumerate(chain):
@@ -172,12 +184,25 @@ def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:
         lines=row.lines,
         total=load_amount(row.total),
         retry_of=row.parent,
-        states={} if row.approved_at is None else count_states(journal, row.id),
+        states={} if row.approved_at is None else _count_lines(journal, row.id),
     )
 
 
-def count_states(journal: Journal, id: str) -> Mapping[str, int]:
+def _count_lines(journal: Journal, id: str) -> Mapping[str, int]:
     """Return the number of lines in each state, as of `PayoutLine.state`."""
+    found = Counter(count_states(journal, id))
+    # Not as IS NOT NULL, which would let PostgreSQL begin with the payments: see `_of_lines`.
+    is_retried = sa.func.coalesce(payments.c.next_key, "") != ""
+    retried = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id).where(is_retried))
+    rows = {row.key: row for row in retried}
+    for key, chain in find_chains(journal, rows).items():
+        found[line_state(rows[key])] -= 1
+        found[line_state(decisive(chain))] += 1
+    return +found
+
+
+def count_states(journal: Journal, id: str) -> Mapping[str, int]:
+    """Return the number of the batch's own payments in each state: not of those that a retry has made."""
     columns = payments.c
     kinds = _of_lines(sa.select(columns.state, columns.status, sa.func.count().label("number")), journal.account, id)
     found: Counter[str] = Counter()
@@ -192,8 +217,9 @@ def line_state(row: sa.Row[Any]) -> str:
     return str(row.status if row.state == PaymentState.FINAL else row.state)
 
 
-def to_line(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warning: str | None) -> PayoutLine:
-    """Return a line with its payment."""
+def to_line(line: sa.Row[Any], chain: Sequence[sa.Row[Any]], batch: sa.Row[Any], warning: str | None) -> PayoutLine:
+    """Return a line with its payments, oldest first: its own one, and those that retries have made."""
+    row = decisive(chain) if chain else None
     record = None if row is None else to_record(row)
     transaction = None if record is None else record.transaction
     return PayoutLine(
@@ -204,14 +230,25 @@ def to_line(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any], warn
         state=batch.state if row is None else line_state(row),
         transaction_id=None if record is None else record.transaction_id,
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
-        reason=None if row is None or record is None else _reason(row, record, batch.id),
+        reason=_reason(line.key, chain, batch.id),
         warning=warning,
         info={} if line.info is None else dict(json.loads(line.info)),
     )
 
 
-def _reason(row: sa.Row[Any], record: PaymentRecord, batch: str) -> str | None:
-    other = None if row.batch == batch else f"of batch {row.batch}" if row.batch else "made before this batch"
-    why = record.reason or record.error if record.transaction is None else record.transaction.failure_reason
-    later = row.next_key and f"tried again under the key {row.next_key!r}"
-    return "; ".join(filter(None, (other, why, later))) or None
+def _reason(key: str, chain: Sequence[sa.Row[Any]], batch: str) -> str | None:
+    own = next((row for row in chain if row.key == key), None)
+    if own is None:
+        return None
+    other = None if own.batch == batch else f"of batch {own.batch}" if own.batch else "made before this batch"
+    later = None
+    if own.next_key is not None:
+        last = chain[-1]
+        said = (f"tried again under the key {last.key!r}: {word_of(line_state(last))}", _why(last))
+        later = ", ".join(filter(None, said))
+    return "; ".join(filter(None, (other, _why(own), later))) or None
+
+
+def _why(row: sa.Row[Any]) -> str | None:
+    record = to_record(row)
+    return record.reason or record.error if record.transaction is None else record.transaction.failure_reason

@@ -58,7 +58,7 @@ def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
 def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLine, ...]:
     """Return the largest lines of a proposed batch, the largest first."""
     largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
-    return tuple(to_line(each, None, batch, None) for each in largest)
+    return tuple(to_line(each, (), batch, None) for each in largest)
 
 
 def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
