@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -30,6 +31,7 @@ from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
+from mobilemoney_async.payments.records.record import PaymentState
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -66,6 +68,8 @@ _PAGE = 50
 _LOOK, _LINES = 1.0, 60.0
 # Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
 _PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
+# Queued payments among which those are that could not be sent.
+_MOST_WAITING = 100
 
 
 @add_command(payouts_app, "check")
@@ -293,9 +297,12 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
                 if resume:
                     backend.dispatcher.resume()
                 last, changed_at = (dict[str, int](), -1), anyio.current_time()
+                said = set[str]()
                 while True:
                     batch, stats = await client.payouts.get(id), backend.dispatcher.stats
                     show(_describe(batch, stats))
+                    if batch.states.get("QUEUED"):
+                        await _say_why_they_wait(client, said)
                     now = anyio.current_time()
                     if last != (dict(batch.states), stats.sent):
                         last, changed_at = (dict(batch.states), stats.sent), now
@@ -312,6 +319,16 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
         say("payouts", f"stopped: {paused}; {next(iter(left()))} --resume")
         raise typer.Exit(ExitCode.NOT_FINAL)
     _require_paid(batch, service)
+
+
+async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:
+    """Say once why each payment could not be sent, and what to do: the oldest of the queue were tried first."""
+    now = datetime.now(UTC)
+    for each in await client.payments.list(PaymentState.QUEUED, limit=_MOST_WAITING):
+        is_put_off = each.not_before is not None and each.not_before > now  # else its reason may be gone
+        if each.reason is not None and is_put_off and each.reason not in said:
+            said.add(each.reason)
+            say("payouts", f"payment {each.key!r} waits: {each.reason}")
 
 
 def _require_paid(batch: PayoutBatch, service: Service) -> None:

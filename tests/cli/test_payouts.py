@@ -10,10 +10,15 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async.cli import payouts
+from mobilemoney_async.database import schema
+from mobilemoney_async.payments.records.unmatched import digest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.payments.tables import insert_line
 from tests.support.commands import Command, run, started
+from tests.support.fakes import NOON
 
 FILE = "phone_number,amount,employee\n+255780000789,850000,E1\n0681 234 502,620000,E2\n+255780000089,700000,E3\n"
 
@@ -253,6 +258,24 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     assert ran.stderr.rstrip().endswith("--resume")
     assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume").stdout
     assert run("payouts", "status", batch, "--resume").exit_code == 2
+
+
+@pytest.mark.costly("no quick test sends a batch with a line that a forgotten transaction stops")
+def test_what_stops_a_line_is_said_while_the_command_waits(shop: Path) -> None:
+    """With the commands that end it."""
+    batch = propose()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}").begin() as connection:
+        account = {"account": "default", "number_key": "k", "first_record_at": NOON}
+        connection.execute(schema.accounts.insert().values(**account))
+        of = {"type": "disbursement", "amount": "850000", "number_digest": digest("k", "+255780000789")}
+        insert_line(connection, is_lost=True, **of)
+    with _sending(batch) as sending:
+        said = "".join(sending.read_error() for _ in range(2))
+        sending.interrupt()
+        sending.end()
+    assert re.search(r"payouts: payment '[\w-]+-1' waits: the store has forgotten payments, .* transaction tx-1 ", said)
+    assert "mobilemoney payments explain tx-1" in said
 
 
 @pytest.mark.costly("runs lines of cli/unclaimed.py that no quick test runs")
