@@ -168,11 +168,12 @@ def reconcile(
     MOBILEMONEY_TOKEN or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY if the store has a key.
     """
 
-    async def work(client: AsyncClient) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
+    async def work(client: AsyncClient) -> tuple[list[PaymentRecord], list[PaymentRecord], list[PaymentRecord]]:
         payments = client.payments
-        return await payments.reconcile(stale_after=stale_after), await payments.unresolved()
+        looked_up = await payments.reconcile(stale_after=stale_after)
+        return looked_up, await payments.unresolved(), await find_put_off(payments)
 
-    looked_up, left = run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
+    looked_up, left, put_off = run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
     if as_json:
         output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
@@ -180,9 +181,10 @@ def reconcile(
             *(["--grace", f"{grace:g}"] if grace != _DEFAULT_GRACE else []),
             *(["--others-pay"] if others_pay else []),
         ]
-        print_reconciled(
-            looked_up, left, unmasked=unmasked, print_step=partial(_print_next_step, service, grace, given)
-        )
+        print_step = partial(_print_next_step, service, grace, given)
+        print_reconciled(looked_up, left, unmasked=unmasked, print_step=print_step)
+        for each in put_off:
+            print_step(each)
     _exit_for(left, exit_code=exit_code)
 
 
@@ -237,6 +239,11 @@ def identify(
     """
     found = run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service)
     _print_next_step(service, _DEFAULT_GRACE, (), found)
+
+
+async def find_put_off(payments: PaymentBook) -> list[PaymentRecord]:
+    """Return queued payments that could not be sent: the oldest of the queue were tried first."""
+    return [each for each in await payments.list(PaymentState.QUEUED, limit=_LIMIT) if each.reason is not None]
 
 
 def _find_record(key: str, settings: Settings) -> PaymentRecord:

@@ -27,11 +27,11 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
+from mobilemoney_async.cli.payments import find_put_off
 from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts_of, line_columns, notes_of
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
-from mobilemoney_async.payments.records.record import PaymentState
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -68,8 +68,6 @@ _PAGE = 50
 _LOOK, _LINES = 1.0, 60.0
 # Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
 _PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
-# Queued payments among which those are that could not be sent.
-_MOST_WAITING = 100
 
 
 @add_command(payouts_app, "check")
@@ -322,12 +320,12 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
 
 
 async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:
-    """Say once why each payment could not be sent, and what to do: the oldest of the queue were tried first."""
+    """Say why payments could not be sent, and what to do, once for each key that was not said."""
     now = datetime.now(UTC)
-    for each in await client.payments.list(PaymentState.QUEUED, limit=_MOST_WAITING):
+    for each in await find_put_off(client.payments):
         is_put_off = each.not_before is not None and each.not_before > now  # else its reason may be gone
-        if each.reason is not None and is_put_off and each.reason not in said:
-            said.add(each.reason)
+        if is_put_off and each.key not in said:
+            said.add(each.key)
             say("payouts", f"payment {each.key!r} waits: {each.reason}")
 
 

@@ -21,6 +21,7 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
+from tests.payments.tables import insert_payment
 from tests.support import commands
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import execute, sqlite_url
@@ -280,6 +281,17 @@ class TestUnclaimed:
 
 
 class TestReconcile:
+    def test_a_queued_payment_that_could_not_be_sent_says_why(
+        self, sandbox: Sandbox, url: str, served: dict[str, str]
+    ) -> None:
+        """Such as one whose kind a forgotten transaction stops."""
+        pay(sandbox, url, "order-1")
+        with sa.create_engine(url).begin() as connection:
+            why = "the store has forgotten payments, and transaction tx-1 at the service may be this one"
+            insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
+        shown = run("reconcile", MOBILEMONEY_STORE=url, **served).stdout
+        assert f"order-2: QUEUED. It could not be sent: {why}." in shown
+
     @pytest.mark.slow
     def test_a_payment_that_exists_is_found(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
         """A payment whose answer was lost is found in the service's list, and named with its transaction."""

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import pytest
 import sqlalchemy as sa
@@ -539,9 +540,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A flood of strangers is one line in five minutes, with their number and the first few."""
-    world, events = make_world(store_url), list[Event]()
+@pytest.mark.parametrize("sole_writer", [None, True])
+async def test_each_is_an_event_and_many_are_one_warning(
+    store_url: str, caplog: pytest.LogCaptureFixture, sole_writer: bool | None
+) -> None:
+    """A flood of strangers is one line in five minutes, with their number, how many stop others, and the first few."""
+    world, events = attrs.evolve(make_world(store_url), sole_writer=sole_writer), list[Event]()
     async with world.client(on_event=events.append) as client, world.client(on_event=events.append) as other:
         await begin(world, client)
         second = await another_system_pays(world, client, order("collections"))
@@ -552,6 +556,7 @@ async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog:
         assert said == [TransactionUnclaimed(transaction_id=second, type="collection", status="PENDING", fits_key="k")]
         (line,) = warnings(caplog)
         assert "claims 1 of the transactions at the service, of which 1 may be paid twice" in line
+        assert ("twice, and 1 stop others of their kinds: " in line) is (sole_writer is True)
         assert second in line
         for each in range(2, 4):
             for last in range(5):

@@ -344,12 +344,14 @@ class UnclaimedObserver:
         if not self._unreported or (self._quiet_until is not None and now < self._quiet_until):
             return
         some, self._unreported, self._quiet_until = self._unreported, [], now + _QUIET
+        stopping = sum(each.is_gap or self._store.sole_writer is True for each in some)
         logger.warning(
-            "no payment of account %r claims %d of the transactions at the service, of which %d may be paid twice: "
+            "no payment of account %r claims %d of the transactions at the service, of which %d may be paid twice%s: "
             "%s%s; see payments.unclaimed(), or mobilemoney payments unclaimed",
             self._store.account,
             len(some),
             sum(each.fits_key is not None for each in some),
+            f", and {stopping} stop others of their kinds" if stopping else "",
             ", ".join(shown_id(each.transaction_id) for each in some[:_MOST_NAMED]),
             ", …" if len(some) > _MOST_NAMED else "",
         )
