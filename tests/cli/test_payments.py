@@ -453,7 +453,8 @@ class TestConfirmAbsent:
             assert run_json("list", "--store", url, "--unresolved") != []
         result = run(*command, answer="y\n")
         assert result.exit_code == 0, result.stderr
-        assert result.stdout.splitlines()[-1].startswith("order-1: RELEASED. ")
+        last = result.stdout.splitlines()[-1]
+        assert last.startswith("order-1: RELEASED. ") and "Nothing sends it again by itself" in last
         history = run("show", "order-1", "--store", url).stdout
         assert re.search(r"confirmed +person +Asha asked the service$", history, re.MULTILINE)
 

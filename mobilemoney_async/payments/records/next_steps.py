@@ -39,7 +39,8 @@ _STEPS: Mapping[PaymentState, str] = {
     PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
     PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
-    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used, after a last look.",
+    PaymentState.RELEASED: "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it "
+    "under its key, which looks in the list first, or leave it.",
     PaymentState.FINAL: "Nothing is left to do.",
 }
 
