@@ -77,8 +77,9 @@ def print_by_account(
 
 
 def because(status: AccountStatus) -> str:
-    """Return why an account is not active, why its queue is paused, and its last failure."""
-    state = None if status.state is AccountState.ACTIVE else describe(status.state, status.note)
+    """Return why an account is in its state, why its queue is paused, and its last failure."""
+    is_said = status.note is not None or status.state is not AccountState.ACTIVE
+    state = describe(status.state, status.note) if is_said else None
     paused = None if status.paused is None else f"paused: {status.paused}"
     failure = status.last_error if AccountNeed.FAILING in status.needs else None
     return "; ".join(filter(None, (state, paused, failure)))
@@ -137,9 +138,14 @@ def suspend(*, account: Account, note: Note, service: Service) -> None:
 
 @add_command(accounts_app, "resume")
 @with_service(*OF_THE_DATABASE)
-def resume(*, account: Account, service: Service) -> None:
+def resume(
+    *,
+    account: Account,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your name and reason; kept in the store.")] = None,
+    service: Service,
+) -> None:
     """Let an account pay again that was suspended or removed. Needs no service."""
-    _change(account, AccountState.ACTIVE, None, service)
+    _change(account, AccountState.ACTIVE, note, service)
 
 
 @add_command(accounts_app, "remove")

@@ -261,14 +261,18 @@ class Merchants:
         """
         await self._change(account, AccountState.SUSPENDED, require_text("note", note))
 
-    async def resume(self, account: str) -> None:
+    async def resume(self, account: str, *, note: str | None = None) -> None:
         """Let an account pay again that was suspended or removed. Does nothing to others.
 
+        Args:
+            account: Its name.
+            note: The reason, which the store keeps; no secret.
+
         Raises:
-            InvalidRequest: The name is invalid.
+            InvalidRequest: An argument is invalid.
             StoreError: The store failed.
         """
-        await self._change(account, AccountState.ACTIVE, None)
+        await self._change(account, AccountState.ACTIVE, None if note is None else require_text("note", note))
 
     async def remove(self, account: str, *, note: str | None = None) -> None:
         """Remove an account whose merchant leaves, on every host: nothing new, and what is open is followed to its end.

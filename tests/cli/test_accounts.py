@@ -73,7 +73,8 @@ def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:
     again = run("suspend", "shop-1", "--note", "x", "--store", url)
     assert (again.exit_code, again.stdout) == (0, "")
     assert "account 'shop-1' is suspended already" in again.stderr
-    assert run("resume", "shop-1", "--store", url).exit_code == 0
+    assert run("resume", "shop-1", "--note", "asha: papers came", "--store", url).exit_code == 0
+    assert "active: asha: papers came" in run("list", "--all", "--store", url).stdout
     assert create(url, "shop-1") is PaymentState.QUEUED
     assert run("remove", "shop-3", "--note", "closed", "--store", url).stdout == "shop-3: REMOVED\n"
     with pytest.raises(AccountSuspended, match="removed: closed"):

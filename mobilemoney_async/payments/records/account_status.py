@@ -48,7 +48,7 @@ class AccountStatus(Data):
     Attributes:
         account: Its name.
         state: Whether it pays.
-        note: Why it does not.
+        note: Why it was suspended, removed or resumed last, or None.
         state_at: When it was changed last, aware UTC.
         pending: Payments that exist and are not final.
         unknown: Payments with an unknown result and no request on its way, or with a final state that contradicts their
