@@ -131,7 +131,8 @@ async def read_all(store: AccountStore, *, everything: bool = False) -> list[Acc
 def suspend(*, account: Account, note: Note, service: Service) -> None:
     """Suspend an account on every host: it begins no payment until resume. Needs no service.
 
-    Queued payments wait, and no worker serves the account. Requests under way go on.
+    Queued payments wait, and no worker serves the account. Requests under way go on. The account need not have a
+    payment yet.
     """
     _change(account, AccountState.SUSPENDED, note, service)
 
@@ -254,8 +255,11 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
         from mobilemoney_async.sharing.accounts import read_accounts
 
         known = {status.account for status in await read_accounts(store, everything=True)}
-        if account not in known:  # another name would suspend nobody
+        if account not in known and state is not AccountState.SUSPENDED:
             raise Refused(f"the store knows no account {account!r}; mobilemoney accounts list --all shows them")
+        if account not in known:  # a wrong name would suspend nobody, and look done
+            said = "the store has nothing of it yet; if the name is wrong, resume it, and suspend the right one"
+            say("accounts", f"account {account!r} is new: {said}")
         return await store.change_state(state, note, store.database.wall_clock.utcnow)
 
     settings = find_store(attrs.evolve(service, account=account))

@@ -81,9 +81,21 @@ def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:
         create(url, "shop-3")
 
 
-def test_an_account_that_the_store_does_not_know_is_refused(url: str) -> None:
-    """A wrong name would suspend nobody, and look done."""
+def test_an_account_is_suspended_before_its_first_payment(url: str) -> None:
+    """A wrong name would suspend nobody, and look done: so the command says that the account is new."""
     result = run("suspend", "shop-11", "--note", "x", "--store", url)
+    assert (result.exit_code, result.stdout) == (0, "shop-11: SUSPENDED\n")
+    assert "account 'shop-11' is new: the store has nothing of it yet" in result.stderr
+    with pytest.raises(AccountSuspended):
+        create(url, "shop-11")
+    assert "is new" not in run("resume", "shop-11", "--store", url).stderr
+    assert create(url, "shop-11") is PaymentState.QUEUED
+
+
+@pytest.mark.parametrize("command", [("resume",), ("remove", "--note", "x")])
+def test_an_account_that_the_store_does_not_know_is_refused(url: str, command: tuple[str, ...]) -> None:
+    """Such as a wrong name."""
+    result = run(*command, "shop-11", "--store", url)
     assert result.exit_code == 1
     assert "the store knows no account 'shop-11'; mobilemoney accounts list --all shows them" in result.stderr
 
