@@ -14,7 +14,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, require_yes, with_service
+from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, command_line, require_yes, with_service
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.records.account_status import (
@@ -256,7 +256,8 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
 
         known = {status.account for status in await read_accounts(store, everything=True)}
         if account not in known and state is not AccountState.SUSPENDED:
-            raise Refused(f"the store knows no account {account!r}; mobilemoney accounts list --all shows them")
+            shown = command_line("accounts", "list", "--all", *service.flags)
+            raise Refused(f"the store knows no account {account!r}; {shown} shows them")
         if account not in known:  # a wrong name would suspend nobody, and look done
             said = "the store has nothing of it yet; if the name is wrong, resume it, and suspend the right one"
             say("accounts", f"account {account!r} is new: {said}")

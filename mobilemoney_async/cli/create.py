@@ -21,7 +21,7 @@ from mobilemoney_async import errors
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import open_client
-from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, explain, run, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, copyable, explain, run, say
 from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
 from mobilemoney_async.client import AsyncClient
@@ -267,8 +267,8 @@ class Payment:
         text, code = explain(exc, self._settings)
         if isinstance(exc, errors.DuplicateSuspected) and exc.other_key is None:
             listed = command_line("payments", "unclaimed", *self._service.store_flags)
-            flags = ("--note", "TEXT", *self._service.store_flags)
-            text = f"{exc}: {listed}, {command_line('payments', 'explain', exc.transaction_id or '', *flags)}"
+            flags = (exc.transaction_id or "", "--note", "TEXT", *self._service.store_flags)
+            text = f"{copyable(str(exc))}: {listed}, {command_line('payments', 'explain', *flags)}"
         elif isinstance(exc, errors.DuplicateSuspected):
             reconcile = command_line("payments", "reconcile", *self._service.flags)
             show = command_line("payments", "show", exc.other_key or "", *self._service.store_flags)

@@ -23,7 +23,7 @@ import typer
 from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import ADVICE, ExitCode, first_error, run
+from mobilemoney_async.cli.failures import ADVICE, ExitCode, copyable, first_error, run
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
 from mobilemoney_async.cli.output import plain, print_json, visible, waiting
 from mobilemoney_async.client import AsyncClient
@@ -103,7 +103,8 @@ def doctor(
                 level = typer.style(level, fg=_COLOURS[finding.level])  # without a terminal, typer's echo removes it
             typer.echo(f"{level} {finding.check:<14} {visible(finding.text)}")
             if finding.advice is not None:
-                typer.echo(f"{'':<23} → {visible(finding.advice)}")
+                advice = finding.advice.replace("mobilemoney login", settings.login_command)
+                typer.echo(f"{'':<23} → {visible(copyable(advice))}")
     if worst is Level.PROBLEM:
         raise typer.Exit(ExitCode.ERROR)
 

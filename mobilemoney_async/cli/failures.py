@@ -7,11 +7,13 @@ of commands (`app`).
 from __future__ import annotations
 
 import enum
+import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+GIVEN: ContextVar[Mapping[str, str]] = ContextVar("GIVEN")
+"""The options of the running command that choose the service and the store, by name, as far as they were given."""
+
+OF_THE_SERVICE: frozenset[str] = frozenset({"reconcile", "identify", "recover", "audit", "restored", "rebind"})
+"""Commands below `payments` that take the options of the service, too."""
+
+_COMMAND = re.compile(r"\bmobilemoney (?:(payments|payouts|accounts) ([a-z-]+)|list|get|watch|doctor)\b")
 
 
 class ExitCode(enum.IntEnum):
@@ -92,6 +102,20 @@ _EXIT_CODES: dict[type, ExitCode] = {
 }
 
 
+def copyable(text: str) -> str:
+    """Return an advice whose commands have the options of the running command: who wrote it did not know them."""
+
+    def complete(found: re.Match[str]) -> str:
+        group, name = found.groups()
+        unknown = set[str]() if group is None or name in OF_THE_SERVICE else {"base-url"}
+        if group == "accounts":
+            unknown = {"base-url", "account"}
+        given = {option: value for option, value in GIVEN.get({}).items() if option not in unknown}
+        return " ".join([found[0], *(f"--{option} {shlex.quote(value)}" for option, value in given.items())])
+
+    return _COMMAND.sub(complete, text)
+
+
 def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, ExitCode]:
     """Return a `MobileMoneyError` or an `OSError` with the next step, as one line, and the exit code."""
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
@@ -103,7 +127,7 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
         advice = _FIND_CAUSE
     if settings is not None:
         text, advice = _name_service(exc, settings, text, advice)
-    return f"{text}; {advice}" if advice else text, exit_code
+    return copyable(f"{text}; {advice}" if advice else text), exit_code
 
 
 def _name_service(exc: Exception, settings: Settings, text: str, advice: str) -> tuple[str, str]:
@@ -176,7 +200,7 @@ def run(
     from mobilemoney_async.cli.output import printing_log
 
     try:
-        with printing_log(partial(say, command)):
+        with printing_log(lambda text: say(command, copyable(text))):
             return anyio.run(_interruptible, work, backend="asyncio")
     except BaseException as exc:
         if _is_interrupt(exc):

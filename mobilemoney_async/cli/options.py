@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import attrs
 import typer
 
-from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage
+from mobilemoney_async.cli.failures import GIVEN, ExitCode, Refused, WrongUsage
 from mobilemoney_async.cli.output import visible
 from mobilemoney_async.configuration.profiles import holds_password
 from mobilemoney_async.configuration.settings import Settings, load_settings, profile_names
@@ -89,10 +89,15 @@ class Service:
         return load_settings(self.profile, self.config, self.base_url, self.store, self.account)
 
     @property
+    def given(self) -> dict[str, str]:
+        """The options that were given, by name."""
+        given = attrs.asdict(self, filter=lambda _, value: value is not None)
+        return {name.replace("_", "-"): value for name, value in given.items()}
+
+    @property
     def flags(self) -> list[str]:
         """The options as they were given, for the next command."""
-        given = attrs.asdict(self, filter=lambda _, value: value is not None).items()
-        return [word for name, value in given for word in (f"--{name.replace('_', '-')}", value)]
+        return [word for name, value in self.given.items() for word in (f"--{name}", value)]
 
     @property
     def store_flags(self) -> list[str]:
@@ -110,7 +115,12 @@ def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            command(service=Service(**{name: given.pop(name) for name in chosen}), **given)
+            service = Service(**{name: given.pop(name) for name in chosen})
+            token = GIVEN.set(service.given)
+            try:
+                command(service=service, **given)
+            finally:
+                GIVEN.reset(token)
 
         signature = inspect.signature(command, eval_str=True)
         parameters = [each for each in signature.parameters.values() if each.name != "service"] + added

@@ -20,7 +20,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import WrongUsage, say
+from mobilemoney_async.cli.failures import WrongUsage, copyable, say
 from mobilemoney_async.cli.options import Service, command_line
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.cli.stores import find_store, require_tables, run_with_account
@@ -168,7 +168,7 @@ class View:
         yield Text(f"\nneed you{_first(found.unknown, 'payments list --unresolved')}")
         shown = found.needs_attention[:_MOST]
         yield output.new_table(columns, shown)
-        yield from _steps(f"{each.state}: {next_step(each, found.at).text}" for each in shown)
+        yield from _steps(f"{each.state}: {copyable(next_step(each, found.at).text)}" for each in shown)
         yield Text(f"the command lines: {command_line('payments', 'show', *self.service.store_flags)} KEY")
 
     def _unclaimed(self, found: Overview) -> Iterator[RenderableType]:
@@ -252,7 +252,8 @@ class _Lines:
         for record in found.needs_attention:
             if record.key not in self._known:
                 step = next_step(record, found.at)
-                lines = [f"{record.key}: {record.state}. {step.text}", *command_lines(step, self._view.service)]
+                said = f"{record.key}: {record.state}. {copyable(step.text)}"
+                lines = [said, *command_lines(step, self._view.service)]
                 print("\n".join(f"  {output.visible(line)}" for line in lines), flush=True)
         self._known = frozenset(record.key for record in found.needs_attention)
 
@@ -313,7 +314,7 @@ def _steps(advised: Iterable[str]) -> Iterator[RenderableType]:
 
 
 def _first(count: int, command: str) -> str:
-    return "" if count <= _MOST else f", the first {_MOST} of {count:,}; all: mobilemoney {command}"
+    return "" if count <= _MOST else f", the first {_MOST} of {count:,}; all: {copyable(f'mobilemoney {command}')}"
 
 
 def sent_for(record: PaymentRecord, now: datetime) -> str:

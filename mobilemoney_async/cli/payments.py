@@ -15,7 +15,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.app import LazyCommand, add_command, command_group
-from mobilemoney_async.cli.failures import ExitCode, Refused, say
+from mobilemoney_async.cli.failures import OF_THE_SERVICE, ExitCode, Refused, copyable, say
 from mobilemoney_async.cli.options import (
     AllAccounts,
     AsJSON,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Commands below `payments` that take the options of the service, too.
-_OF_THE_SERVICE = frozenset({"reconcile", "identify", "recover", "audit"})
 # The default of `payments list --limit`.
 _LIMIT = 100
 _DEFAULT_GRACE = GRACE.total_seconds()
@@ -265,7 +263,7 @@ def command_lines(step: NextStep, service: Service, *of_reconcile: str) -> list[
     """Return the command lines of a next step, with the options that were given, and those of reconcile for that."""
     lines: list[str] = []
     for words in step.commands:
-        needs_service = words[0] != "payments" or words[1] in _OF_THE_SERVICE
+        needs_service = words[0] != "payments" or words[1] in OF_THE_SERVICE
         options = of_reconcile if words == RECONCILE else ()
         lines.append(command_line(*words, *options, *(service.flags if needs_service else service.store_flags)))
     return lines
@@ -312,7 +310,7 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
         "not called absent because": record.reason if record.state is PaymentState.UNKNOWN else None,
         "failure": None if record.transaction is None else record.transaction.failure_reason,
         "error": record.error,
-        "what to do": step.text,
+        "what to do": copyable(step.text),
     }
     output.show_facts(facts)
     if step.commands:
@@ -352,7 +350,7 @@ def _print_next_step(service: Service, grace: float, options: Sequence[str], rec
     """Print the next step for a payment, and the command lines, those for reconcile with some options."""
     step = next_step(record, datetime.now(UTC), grace=timedelta(seconds=grace))
     lines = (f"  {each}" for each in command_lines(step, service, *options))
-    print("\n".join(map(output.visible, (f"{record.key}: {record.state}. {step.text}", *lines))))
+    print("\n".join(map(output.visible, (f"{record.key}: {record.state}. {copyable(step.text)}", *lines))))
 
 
 def _state(record: PaymentRecord) -> str:

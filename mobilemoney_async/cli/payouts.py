@@ -16,7 +16,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import missing_file
-from mobilemoney_async.cli.failures import ExitCode, Refused, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, copyable, say
 from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
@@ -326,14 +326,15 @@ async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:
         is_put_off = each.not_before is not None and each.not_before > now  # else its reason may be gone
         if is_put_off and each.key not in said:
             said.add(each.key)
-            say("payouts", f"payment {each.key!r} waits: {each.reason}")
+            say("payouts", f"payment {each.key!r} waits: {copyable(str(each.reason))}")
 
 
 def _require_paid(batch: PayoutBatch, service: Service) -> None:
     """Exit with the code of a batch that is not paid as a whole."""
     words = count_lines(batch)
     if words.get("unknown"):
-        say("payouts", "some results are unknown: do not pay them in another way; see mobilemoney payments list")
+        listing = command_line("payments", "list", "--unresolved", *service.store_flags)
+        say("payouts", f"some results are unknown: do not pay them in another way; see {listing}")
         raise typer.Exit(ExitCode.UNRESOLVED)
     if _open(batch) or words.get("not sent"):
         raise typer.Exit(ExitCode.NOT_FINAL)

@@ -14,7 +14,7 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
-from mobilemoney_async.cli.failures import ExitCode, WrongUsage, say
+from mobilemoney_async.cli.failures import ExitCode, WrongUsage, copyable, say
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, Yes, require_yes, with_service
 from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
@@ -152,7 +152,8 @@ def recover(
         output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
     elif found:
         print_unclaimed(found)
-        say("payments", "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT")
+        said = "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT"
+        say("payments", copyable(said))
     else:
         say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
 
@@ -230,10 +231,8 @@ def restored(
     does. Sends nothing.
     """
     run_with_service(lambda client: client.payments.restored(note=note), service)
-    print(
-        f"Account {service.settings().account!r} is compared with the service before its next payment. "
-        "Of all accounts of the store: mobilemoney accounts restored"
-    )
+    said = f"Account {service.settings().account!r} is compared with the service before its next payment."
+    print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
 
 
 @with_service()

@@ -97,7 +97,8 @@ def test_an_account_that_the_store_does_not_know_is_refused(url: str, command: t
     """Such as a wrong name."""
     result = run(*command, "shop-11", "--store", url)
     assert result.exit_code == 1
-    assert "the store knows no account 'shop-11'; mobilemoney accounts list --all shows them" in result.stderr
+    shown = f"mobilemoney accounts list --all --store {url} shows them"
+    assert f"the store knows no account 'shop-11'; {shown}" in result.stderr
 
 
 def test_unresolved_payments_of_all_accounts_are_listed_at_once(url: str) -> None:

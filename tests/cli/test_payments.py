@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
 from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.database import schema
+from mobilemoney_async.payments.ownership.duplicates import forgotten
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
@@ -408,6 +409,28 @@ class TestReconcile:
         assert "1 resolved" in result.stdout
         assert run("list", "--profile", "sandbox").exit_code == 2
         assert "there is no file" in run("list", "--store", "sqlite:///other.db").stderr
+
+    def test_each_command_of_an_advice_has_the_profile(
+        self, url: str, served: dict[str, str], sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also in a text that knew nothing of the command line, such as a reason of the store: it can be copied."""
+        pay(sandbox, url, "order-1")
+        config, service = tmp_path / "mobilemoney.toml", f'base_url = "{served["MOBILEMONEY_BASE_URL"]}"'
+        config.write_text(f'[profiles.shop]\n{service}\ntoken = "{sandbox.token}"\nstore = "{url}"\n', "utf-8")
+        config.chmod(0o600)
+        monkeypatch.chdir(tmp_path)
+        with sa.create_engine(url).begin() as connection:
+            why = str(forgotten("tx-1", "order-2"))
+            insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
+        shop = ("--profile", "shop")
+        shown = " ".join(run("show", "order-2", *shop).stdout.split())
+        assert "mobilemoney payments recover --profile shop order-2=tx-1 --note TEXT;" in shown
+        assert "mobilemoney payments explain --profile shop tx-1 --note TEXT" in shown
+        wrong = mobilemoney("accounts", "resume", "shop-2", *shop).stderr
+        assert "mobilemoney accounts list --all --profile shop shows them" in wrong
+        mobilemoney("accounts", "suspend", "default", "--note", "x", *shop)
+        stopped = mobilemoney("collect", NUMBER, "1000", "--key", "order-3", *shop, "--account", "default").stderr
+        assert "after mobilemoney accounts resume --profile shop ACCOUNT" in stopped
 
     def test_the_service_must_be_named(
         self, sandbox: Sandbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
