@@ -140,7 +140,15 @@ def approve(
     if yes and shown is None:
         raise typer.BadParameter("--yes needs --digest", param_hint="--yes")
     settings = require_service(service.settings()) if send else None
-    batch = _run(lambda payouts: payouts.get(id), service)
+
+    async def look(payouts: Payouts) -> PayoutBatch:
+        from mobilemoney_async.payments.payouts.queries import require_second_person
+
+        found = await payouts.get(id)
+        require_second_person(by, found)  # before the question: `approve` refuses it as well
+        return found
+
+    batch = _run(look, service)
     if not yes:
         output.show_facts(facts_of(batch))
         require_yes(

@@ -23,7 +23,7 @@ from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.creates.disbursement_limits import lock_limits, require_batch_within
 from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel_batch, enqueue_all
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, read_person, write_report
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, read_person, write_report
 from mobilemoney_async.payments.payouts.queries import (
     APPROVED,
     CANCELLED,
@@ -38,6 +38,7 @@ from mobilemoney_async.payments.payouts.queries import (
     find_warnings,
     insert_batch,
     nothing_changed,
+    require_second_person,
     to_batch,
     to_line,
 )
@@ -128,10 +129,7 @@ class Payouts:
             alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
             locked = journal.connection.execute(alike.order_by(batches.c.id).with_for_update()).all()
             batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
-            if is_same_person(approver, batch.proposed_by):
-                raise nothing_changed(
-                    f"batch {id!r} was proposed by {batch.proposed_by}: someone else has to approve it"
-                )
+            require_second_person(approver, batch)
             if shown != batch.digest:
                 raise nothing_changed(f"the digest is not that of batch {id!r}: look at it again")
             if batch.state == CANCELLED:

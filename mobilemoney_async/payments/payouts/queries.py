@@ -16,7 +16,7 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, word_of
+from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of, warnings_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
@@ -30,6 +30,12 @@ PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 def nothing_changed(reason: str) -> StoreError:
     """Return the error for a step that a batch does not allow."""
     return StoreError(f"{reason}: nothing was changed", outcome="not_sent")
+
+
+def require_second_person(by: str, batch: PayoutBatch | sa.Row[Any]) -> None:
+    """Raise `StoreError` if the approver of a batch is its proposer."""
+    if is_same_person(by, batch.proposed_by):
+        raise nothing_changed(f"batch {batch.id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
 
 
 def insert_batch(
