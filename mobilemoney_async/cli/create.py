@@ -267,8 +267,7 @@ class Payment:
         text, code = explain(exc, self._settings)
         if isinstance(exc, errors.DuplicateSuspected) and exc.other_key is None:
             listed = command_line("payments", "unclaimed", *self._service.store_flags)
-            flags = (exc.transaction_id or "", "--note", "TEXT", *self._service.store_flags)
-            text = f"{copyable(str(exc))}: {listed}, {command_line('payments', 'explain', *flags)}"
+            text = f"{copyable(str(exc))}; look at it: {listed}"
         elif isinstance(exc, errors.DuplicateSuspected):
             reconcile = command_line("payments", "reconcile", *self._service.flags)
             show = command_line("payments", "show", exc.other_key or "", *self._service.store_flags)

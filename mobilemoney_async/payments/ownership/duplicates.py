@@ -164,7 +164,7 @@ def forgotten(transaction_id: str, key: str) -> DuplicateSuspected:
         f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
         f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
         f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
-        "pay too, use SQLStore(..., sole_writer=False))",
+        "pay too, say so in your program: SQLStore(..., sole_writer=False))",
         transaction_id=transaction_id,
     )
 
@@ -200,7 +200,7 @@ def _suspected(transaction_id: str) -> DuplicateSuspected:
     return DuplicateSuspected(
         f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
         "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "
-        f"the transaction is with payments.explain({transaction_id!r}, note=…), and try again",
+        f"the transaction is, and try again: mobilemoney payments explain {transaction_id} --note TEXT",
         transaction_id=transaction_id,
     )
 
@@ -208,10 +208,12 @@ def _suspected(transaction_id: str) -> DuplicateSuspected:
 def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
     """Return the error for a payment with an unidentified duplicate."""
     if duplicate.state is PaymentState.FINAL:
+        pair = shlex.quote(f"{duplicate.key}={duplicate.transaction_id}")
         said = (
             f"a {duplicate.type} of the same amount for the same phone number was final under the key "
-            f"{duplicate.key!r}, and {duplicate.reason}: nothing was sent, since it may be paid already; decide with "
-            f"payments.recover({{{duplicate.key!r}: {duplicate.transaction_id!r}}}) or payments.explain"
+            f"{duplicate.key!r}, and {duplicate.reason}: nothing was sent, since it may be paid already; decide with: "
+            f"mobilemoney payments recover {pair} --note TEXT, or "
+            f"mobilemoney payments explain {duplicate.transaction_id} --note TEXT"
         )
         return DuplicateSuspected(said, other_key=duplicate.key)
     state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)

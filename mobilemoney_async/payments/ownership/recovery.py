@@ -55,6 +55,7 @@ from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_l
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
+from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, find_lines
 
@@ -440,11 +441,11 @@ class Recovery:
         logger.warning(
             "the store is behind the service, as after a restored backup: %d transactions of account %r since %s "
             "belong to no payment in it; others of their kinds are stopped until you import or explain them: see "
-            "mobilemoney payments unclaimed; if other systems of yours pay too, say so with "
-            "SQLStore(..., sole_writer=False)",
+            "mobilemoney payments unclaimed; if other systems of yours pay too, say so with %s",
             count,
             self._store.account,
             f"{since:%Y-%m-%d %H:%M:%S} UTC",
+            OTHERS_PAY,
         )
 
 

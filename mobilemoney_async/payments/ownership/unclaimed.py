@@ -45,6 +45,7 @@ from mobilemoney_async.payments.ownership.surplus import find_attempt, open_atte
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, owners
+from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, plain, status_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -318,8 +319,9 @@ class UnclaimedObserver:
         if account.others_until is None or account.others_until < now:
             logger.warning(
                 "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
-                "stop collections; say so with SQLStore(..., sole_writer=False)",
+                "stop collections; say so with %s",
                 journal.account,
+                OTHERS_PAY,
             )
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
@@ -335,8 +337,9 @@ class UnclaimedObserver:
             self._is_full = True
             logger.warning(
                 "no payment of account %r claims more transactions than are recorded: if other systems of yours pay "
-                "too, say so with SQLStore(..., sole_writer=False)",
+                "too, say so with %s",
                 self._store.account,
+                OTHERS_PAY,
             )
 
     def _warn(self, now: datetime) -> None:

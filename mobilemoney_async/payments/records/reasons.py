@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 import attrs
 
+OTHERS_PAY: str = "SQLStore(..., sole_writer=False), or mobilemoney payments reconcile --others-pay"
+"""How a program and an operator say that other systems of the merchant pay too."""
+
 
 class PaymentCause(str, enum.Enum):
     """Cause for which a payment is open; its sentence is ``PaymentRecord.reason``."""
@@ -70,8 +73,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.ALTERED: "the list shows payment {about!r} with another type, phone number, amount or time",
     PaymentCause.CANDIDATES: "it may be transaction {about}",
     PaymentCause.RIVAL: "its transaction may be payment {about!r} as well",
-    PaymentCause.OTHER_SYSTEM: "it may be transaction {about}: other systems of the merchant pay too "
-    "(sole_writer=False)",
+    PaymentCause.OTHER_SYSTEM: "it may be transaction {about}: other systems of the merchant pay too",
     PaymentCause.FORGOTTEN: "the store has forgotten transaction {about}",
     PaymentCause.UNCOMPARED: "nothing shows how late the list is",
     PaymentCause.WAITS: "{about}",
