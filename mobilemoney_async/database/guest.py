@@ -38,7 +38,11 @@ _OWN = (
     "your own transaction is open since enqueue(), and SQLite has one writer: commit it before you await a call that "
     "writes to the store, which would wait for it"
 )
-_SQLITE_BUSY_SNAPSHOT = 517
+_NO_TABLES = (
+    "your database lacks the store's tables, and nothing was queued: if it is the store's, a client makes them by its "
+    "first use, and so does: mobilemoney payments list --store URL"
+)
+_SQLITE_ERROR, _SQLITE_BUSY_SNAPSHOT, _UNDEFINED_TABLE = 1, 517, "42P01"
 
 
 class _DateTime(sqlite.DATETIME):
@@ -194,12 +198,26 @@ def require_no_guest() -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Add a note to an error of SQLite's that says too little; it passes unchanged."""
+def explained(guest: sa.Connection) -> Iterator[None]:
+    """Add a note to an error of SQLite's that says too little; it passes unchanged, as others of the driver do.
+
+    Raises:
+        StoreError: The database has no tables of ours.
+    """
     try:
         yield
     except Exception as exc:
         causes = (exc, getattr(exc, "orig", None), exc.__cause__)
-        if any(getattr(each, "sqlite_errorcode", None) == _SQLITE_BUSY_SNAPSHOT for each in causes):
+        codes = {getattr(each, "sqlite_errorcode", None) for each in causes}
+        if _SQLITE_BUSY_SNAPSHOT in codes:
             exc.add_note(_SNAPSHOT)
+        is_missing = any(getattr(each, "sqlstate", None) == _UNDEFINED_TABLE for each in causes)
+        if is_missing or (_SQLITE_ERROR in codes and not _has_tables(guest)):
+            raise StoreError(_NO_TABLES, outcome="not_sent") from exc
         raise
+
+
+def _has_tables(guest: sa.Connection) -> bool:
+    """Return whether a file of SQLite has our tables: its error has a code for many faults."""
+    name = sa.text("SELECT 1 FROM sqlite_master WHERE name = 'mobilemoney_schema'")
+    return guest.execute(name).first() is not None

@@ -169,7 +169,7 @@ class SQLStore:
         Raises:
             InvalidRequest: An argument is invalid.
             IdempotencyConflict: The key was used for another payment.
-            StoreError: The database has tables of another version. The error names the next step.
+            StoreError: The database has no tables of ours, or those of another version. The error names the next step.
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
         from mobilemoney_async.database.guest import explained, guest_connection
@@ -183,7 +183,7 @@ class SQLStore:
         utcnow, guest = database.wall_clock.utcnow, guest_connection(connection, database.dialect)
         if isinstance(not_before, timedelta) or isinstance(not_after, timedelta):
             # This process may never have read the clock that decides here.
-            with explained():
+            with explained(guest):
                 now = database.time_of_transaction(utcnow)(guest)
         else:
             now = utcnow()
@@ -199,7 +199,7 @@ class SQLStore:
             now=now,
         )
         journal = Journal(guest, self.account)
-        with explained():
+        with explained(guest):
             return enqueue(journal, *order, now)
 
     async def erase(self, *, phone_number: str) -> Erasure:

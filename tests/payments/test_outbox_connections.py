@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -32,6 +33,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
+from tests.support.databases import sqlite_url
 from tests.support.patience import PATIENCE, wait_until
 
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
@@ -93,6 +95,22 @@ def test_sqlalchemy(store: SQLStore, store_url: str, kind: str) -> None:
         connection.rollback()
     engine.dispose()
     assert keys(store_url) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["sqlalchemy", "driver"])
+def test_a_database_without_our_tables_is_an_error_of_ours(store_url: str, tmp_path: Path, kind: str) -> None:
+    """It says what makes them; it may be another database than the store's, too."""
+    is_sqlite = store_url.startswith("sqlite")
+    url = sqlite_url(tmp_path, has_tables=False) if is_sqlite else store_url
+    hidden = "SELECT 1" if is_sqlite else "SET search_path TO pg_temp"
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(hidden)
+        own: Any = connection if kind == "sqlalchemy" else connection.connection.driver_connection
+        with pytest.raises(StoreError, match=r"lacks the store's tables.*mobilemoney payments list") as raised:
+            SQLStore(url).enqueue(own, **ORDER, idempotency_key="a")
+        assert raised.value.outcome == "not_sent"
+    engine.dispose()
 
 
 def test_sqlalchemy_with_begin_immediate(sqlite_file_url: str) -> None:
@@ -192,8 +210,8 @@ def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
             store.enqueue(one, **ORDER, idempotency_key="a")
         one.rollback()
         enqueue(store, one, "a")
-        one.execute("DROP TABLE mobilemoney_changes")
-        with pytest.raises(psycopg.errors.UndefinedTable):
+        one.execute("ALTER TABLE mobilemoney_changes RENAME COLUMN name TO other")
+        with pytest.raises(psycopg.errors.UndefinedColumn):
             store.enqueue(one, **ORDER, idempotency_key="b")
         one.rollback()
 
@@ -322,7 +340,7 @@ def test_a_connection_to_another_kind_of_database_is_refused(store: SQLStore, st
             with pytest.raises(InvalidRequest, match="which is postgresql, not sqlite"):
                 store.enqueue(connection, **ORDER, idempotency_key="a")
         else:
-            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            with pytest.raises(StoreError, match="your database lacks the store's tables"):
                 store.enqueue(connection, **ORDER, idempotency_key="a")
 
 
@@ -411,6 +429,6 @@ def test_django(store: SQLStore, store_url: str, options: dict[str, Any]) -> Non
             raise ZeroDivisionError
         with pytest.raises(django.db.Error), transaction.atomic():
             with connection.cursor() as cursor:
-                cursor.execute("DROP TABLE mobilemoney_payment_records")
+                cursor.execute("ALTER TABLE mobilemoney_payment_records RENAME COLUMN priority TO other")
             store.enqueue(connection, **ORDER, idempotency_key="c")
     assert keys(store_url) == ["a"]
