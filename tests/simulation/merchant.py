@@ -284,7 +284,9 @@ class Merchant:
         for row in await payments.unclaimed():
             made = next((each for each in world.service.payments if each.id == row.transaction_id), None)
             known = None if made is None or made.owner is None else await payments.get(made.owner)
-            if row.is_gap:
+            # Also before the store has been compared, where a process died meanwhile: an own order is no other payment.
+            is_forgotten = made is not None and made.owner is not None and (known is None or not known.attempt)
+            if row.is_gap or is_forgotten:
                 await self._import(row.transaction_id)
             elif known is not None and known.is_unresolved and known.state is not PaymentState.SENDING:
                 continue  # which is decided about above, once it is old enough
