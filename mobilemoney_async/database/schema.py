@@ -78,9 +78,12 @@ STOPS_KIND: sa.TextClause = sa.text("stops_kind")
 WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 """The payment was refused without a code of the contract, and may exist after all."""
 
+# No bare column: SQLite would rather look through all final payments, by the index on states.
+IS_CONTRADICTED: sa.TextClause = sa.text("(state || '' IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
+"""The payment has a transaction that contradicts it, or a final state that has changed: see `Journal.record_seen`."""
+
 _KIND = ("account", "type", "phone_number", "amount")
 _QUEUED = sa.text("state = 'QUEUED'")
-_CONTRADICTED = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
 
 payments: sa.Table = sa.Table(
     "mobilemoney_payment_records",
@@ -129,7 +132,7 @@ payments: sa.Table = sa.Table(
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_queue", _QUEUED, "account", "priority", "created_at"),
     _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
-    _partial_index("mobilemoney_payment_records_contradicted", _CONTRADICTED, "account", "created_at"),
+    _partial_index("mobilemoney_payment_records_contradicted", IS_CONTRADICTED, "account", "created_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
         _partial_index(f"mobilemoney_payment_records_{name}", sa.text(f"length({name}) <= 200"), "account", name)

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.schema import (
+    IS_CONTRADICTED,
     WAS_REFUSED_SOFTLY,
     accounts,
     batch_lines,
@@ -40,7 +41,7 @@ from mobilemoney_async.payments.payouts.queries import PROPOSED
 from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.account_status import AccountState, Erasure
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import IS_CONTRADICTED, chunks
+from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import PaymentState, Source
 from mobilemoney_async.payments.records.unmatched import digest
 

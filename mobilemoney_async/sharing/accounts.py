@@ -13,11 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import IS_UNIDENTIFIED, accounts, payments
+from mobilemoney_async.database.schema import IS_CONTRADICTED, IS_UNIDENTIFIED, accounts, payments
 from mobilemoney_async.payments.ownership.surplus import count_unclaimed
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountState, AccountStatus
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records.record import PaymentState
 
 # For how long a failure counts: a worker tries again at least once a minute.

@@ -22,13 +22,12 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments
+from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records.record import (
     OPEN,
     UNIDENTIFIED,
@@ -261,7 +260,7 @@ def _count_open(journal: Journal, now: datetime) -> Sequence[int]:
     acknowledged, contradicted = found.get(PaymentState.ACKNOWLEDGED, (0, 0))
     others = sum(found[state][0] for state in (PaymentState.UNKNOWN, PaymentState.ABSENT) if state in found)
     changed = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account)
-    changed = changed.where(IS_CONTRADICTED, _columns.state == PaymentState.FINAL)
+    changed = changed.where(IS_CONTRADICTED, (_columns.state + "") == PaymentState.FINAL)
     contradicted_ends = journal.connection.execute(changed).scalar_one()
     return sending - lost, lost + others, acknowledged - contradicted, contradicted + contradicted_ends
 

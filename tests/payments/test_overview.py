@@ -1,8 +1,11 @@
 """The overview of a store: right figures, from reads alone, each by an index."""
 
+import itertools
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,6 +18,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing import overview as module
@@ -22,6 +26,7 @@ from mobilemoney_async.sharing.budget import find_usage
 from mobilemoney_async.sharing.overview import Overview, read_overview
 from tests.payments.service import ORDER, World, make_world, on_asyncio, on_one
 from tests.payments.tables import SEEN, insert_line, insert_payment
+from tests.support.databases import sqlite_url
 from tests.support.fakes import NOON
 
 SUCCEEDS, DECLINED, STAYS_OPEN = "+255780000789", "+255780000039", "+255780000129"
@@ -357,3 +362,47 @@ async def test_every_statement_uses_an_index(store_url: str) -> None:
         for table in ("payment_records", "changes", "history"):
             assert f"SCAN mobilemoney_{table}" not in plan, plan
             assert f"Seq Scan on mobilemoney_{table}" not in plan, plan
+
+
+QUESTIONS: dict[str, Callable[[AsyncClient, AccountStore], Awaitable[object]]] = {
+    "unresolved": lambda client, store: client.payments.unresolved(),
+    "the newest": lambda client, store: client.payments.list(limit=5, newest_first=True),
+    "one": lambda client, store: client.payments.get("order-7"),
+    "the overview": lambda client, store: read_overview(store, NOON),
+}
+
+
+@on_asyncio
+@pytest.mark.parametrize("question", QUESTIONS)
+async def test_what_is_over_makes_no_question_dearer(tmp_path: Path, question: str) -> None:
+    """Of 500 payments all but one are final and of last year: SQLite takes no more steps than beside 20."""
+    steps = [await _count_steps(sqlite_url(tmp_path), question, count) for count in (20, 500)]
+    assert steps[1] <= 2 * steps[0], steps
+
+
+async def _count_steps(url: str, question: str, count: int) -> int:
+    """Return how many hundreds of SQLite's steps a question takes beside so many payments."""
+    last_year = {"created_at": "2025-03-01 12:00:00", "changed_at": "2025-03-01 12:00:00", "status": "SUCCESS"}
+    database, steps = Database(url), itertools.count()
+
+    def fill(connection: sa.Connection) -> None:
+        for number in range(count):
+            insert_payment(connection, key=f"order-{number}", state="FINAL", amount=str(1000 + number), **last_year)
+        insert_payment(connection, key="lost")
+
+    await database.write(fill)
+    database.close()
+
+    def count_steps(dbapi: Any, _: object) -> None:
+        dbapi.set_progress_handler(lambda: next(steps) and None, 100)
+
+    sa.event.listen(sa.Engine, "connect", count_steps)
+    try:
+        async with make_world(url).client() as client:
+            assert client._store is not None
+            await QUESTIONS[question](client, client._store)
+            began = next(steps)
+            await QUESTIONS[question](client, client._store)
+            return next(steps) - began
+    finally:
+        sa.event.remove(sa.Engine, "connect", count_steps)

@@ -14,6 +14,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
+    IS_CONTRADICTED,
     IS_UNIDENTIFIED,
     accounts,
     find_version,
@@ -38,8 +39,6 @@ _DAY = timedelta(days=1)
 _MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
-# Payments with a final transaction that contradicts them; see `Journal.record_seen`. The text of a partial index.
-IS_CONTRADICTED: sa.TextClause = sa.text("(state IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
     "transaction_id": (),
