@@ -147,14 +147,14 @@ DEFECTS = (
     Defect(
         "a cursor skips a change",
         "payments/feed/changes.py",
-        '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
-        '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number") + 1)',
+        '_PAGE.where(_columns.number > sa.bindparam("of_number"))',
+        '_PAGE.where(_columns.number > sa.bindparam("of_number") + 1)',
     ),
     Defect(
         "a cursor repeats a change: >= for >",
         "payments/feed/changes.py",
-        '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
-        '_AFTER = _ROWS.where(_columns.number >= sa.bindparam("of_number"))',
+        '_PAGE.where(_columns.number > sa.bindparam("of_number"))',
+        '_PAGE.where(_columns.number >= sa.bindparam("of_number"))',
     ),
     Defect(
         "a create without an answer is repeated",
