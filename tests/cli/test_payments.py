@@ -288,7 +288,7 @@ class TestReconcile:
     ) -> None:
         """Such as one whose kind a forgotten transaction stops."""
         pay(sandbox, url, "order-1")
-        with sa.create_engine(url).begin() as connection:
+        with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
             why = "the store has forgotten payments, and transaction tx-1 at the service may be this one"
             insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
         shown = run("reconcile", MOBILEMONEY_STORE=url, **served).stdout
@@ -420,7 +420,7 @@ class TestReconcile:
         config.write_text(f'[profiles.shop]\n{service}\ntoken = "{sandbox.token}"\nstore = "{url}"\n', "utf-8")
         config.chmod(0o600)
         monkeypatch.chdir(tmp_path)
-        with sa.create_engine(url).begin() as connection:
+        with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
             why = str(forgotten("tx-1", "order-2"))
             insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
         shop = ("--profile", "shop")

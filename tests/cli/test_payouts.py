@@ -266,7 +266,7 @@ def test_what_stops_a_line_is_said_while_the_command_waits(shop: Path) -> None:
     """With the commands that end it."""
     batch = propose()
     run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
-    with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}").begin() as connection:
+    with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}", poolclass=sa.pool.NullPool).begin() as connection:
         account = {"account": "default", "number_key": "k", "first_record_at": NOON}
         connection.execute(schema.accounts.insert().values(**account))
         of = {"type": "disbursement", "amount": "850000", "number_digest": digest("k", "+255780000789")}
