@@ -157,11 +157,11 @@ class DuplicateGuard:
                 raise _suspected(line.id)
 
 
-def forgotten(transaction_id: str, key: str) -> DuplicateSuspected:
-    """Return the error for a payment that may be a transaction which the store has forgotten."""
+def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten payments") -> DuplicateSuspected:
+    """Return the error for a payment that may be a transaction which the store has forgotten, or may have."""
     pair = shlex.quote(f"{key}={transaction_id}")
     return DuplicateSuspected(
-        f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
+        f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
         f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
         f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
         "pay too, say so in your program: SQLStore(..., sole_writer=False))",
@@ -193,7 +193,7 @@ def require_placed(journal: Journal, request: PaymentRequest, now: datetime, row
     decided = {*owners(journal, ids), *explained(journal.connection, journal.account, ids)}
     for name in ids:
         if name not in decided:
-            raise forgotten(name, request.key)
+            raise forgotten(name, request.key, "the store may have forgotten payments")
 
 
 def _suspected(transaction_id: str) -> DuplicateSuspected:

@@ -149,6 +149,7 @@ class Recovery:
         now = self._pipeline.utcnow()
         why = why_compare(facts, now)
         if why is None:
+            self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
