@@ -287,10 +287,12 @@ class AccountsCounted:
     Its account, the first argument of ``Merchants(on_event=...)``, is the empty text: it is of all of them.
 
     Attributes:
+        database: The store's database: its URL without the password. Those of several databases add up.
         accounts: The number of accounts in the store.
         needing: For each reason the number of accounts, 0 included; see ``AccountStatus.needs``.
     """
 
+    database: str
     accounts: int
     needing: Mapping[str, int]
 

@@ -159,6 +159,7 @@ class _Telemetry:
         self._counts_by_account = counts_by_account
         self._followed: dict[str | None, int] = {}  # pending payments by account, and their sum
         self._following = 0
+        self._counted: dict[str, Mapping[str, int]] = {}  # accounts that need someone, by database
         self._of_account: Attributes = {}  # of the event that is recorded now
         self._duration = _histogram(
             meter, "http.client.request.duration", "Duration of HTTP client requests.", _ATTEMPT_SECONDS
@@ -236,7 +237,9 @@ class _Telemetry:
         counter.add(1, {**attributes, **(self._of_account if self._counts_by_account and is_failure else {})})
 
     def _count_accounts(self, event: AccountsCounted) -> None:
-        for reason, count in event.needing.items():
+        self._counted[event.database] = event.needing
+        for reason in event.needing:
+            count = sum(each[reason] for each in self._counted.values())
             self._needing.set(count, {"mobilemoney.reason": reason})
 
     def _attempt(self, event: AttemptEnded) -> None:

@@ -101,8 +101,13 @@ class Database:
         self._is_prepared = False
         self._last_reading = (-math.inf, 0.0)  # of PostgreSQL's clock, and when by the clock of this host
 
+    @property
+    def name(self) -> str:
+        """Its URL without the password."""
+        return self._url.render_as_string(hide_password=True)
+
     def __repr__(self) -> str:
-        return f"<Database {self._url.render_as_string(hide_password=True)}>"
+        return f"<Database {self.name}>"
 
     async def open(self) -> None:
         """Make the tables if they are missing, and read the clock, unless that was done before.

@@ -1,18 +1,12 @@
 """Many merchants in one process: a client for each account, made when first used, and closed when idle.
 
-Owners of state: `_merchants` knows each account whose client someone holds; `_idle` and `_busy` hold those that are
-open, and `_connected` those of the idle ones that may have connections. There is no background task: each use that
-ends closes what has become idle.
-
-Critical sections: all changes of these four are made without an await in between. An account is taken out of `_idle`
-before its connections are closed; used again during that, it is open at once, and only those not in use are closed.
+Owners of state: `_merchants` knows each account whose client someone holds, `_open` those that are open.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -22,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
 import anyio
-import attrs
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.options import Options
@@ -33,6 +26,7 @@ from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import AccountsCounted, MerchantSuspended, emit
+from mobilemoney_async.merchants.open_clients import Merchant, OpenClients
 from mobilemoney_async.payments.records.account_status import AccountState, AccountStatus
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -40,6 +34,7 @@ from mobilemoney_async.values import missing_extra, refuse, require_integer, req
 
 # What needs the extra `store` is imported where it is used: without it, the class is refused when it is made.
 if TYPE_CHECKING:
+    from mobilemoney_async.database.engine import Database
     from mobilemoney_async.events import Event
     from mobilemoney_async.merchants.account_auth import AccountSecret
     from mobilemoney_async.merchants.worker import Worker
@@ -49,28 +44,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 MerchantTransport: TypeAlias = Literal["aiohttp"] | Callable[[str], HTTPTransport]
 """Type of the argument ``transport`` of `Merchants`."""
-
-# Seconds for which the connections of an idle account stay open; no pool would use them after that.
-_KEPT = 5.0
-# Idle accounts that one use looks at, at most.
-_MOST_LOOKS = 10
-
-
-@attrs.define(eq=False)
-class _Merchant:
-    """Client of one account, with the number of its calls, pollers and dispatchers under way."""
-
-    owner: ClientOwner
-    store: SQLStore  # held, since a store names itself only as long as somebody uses it
-    parts: AccountStore
-    users: int = 0
-    used_at: float = -math.inf
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the account reads as a consumer, or has answers that are not recorded yet."""
-        left = self.parts.left_consumers.values()
-        return bool(self.parts.unwritten) or any(me not in left for me in self.parts.consuming)
 
 
 class Merchants:
@@ -137,25 +110,20 @@ class Merchants:
         self._base_url = base_url
         self._store = store if callable(store) else as_store(store)
         self._auth = auth
-        self._max_open = require_integer("max_open", max_open, 1)
+        self._open = OpenClients(require_integer("max_open", max_open, 1))
         self._timeout, self._deadline, self._retry = timeout, deadline, retry
         self._transport = transport
         self._on_event = on_event
         self._utcnow = utcnow
-        self._merchants: WeakValueDictionary[str, _Merchant] = WeakValueDictionary()
+        self._merchants: WeakValueDictionary[str, Merchant] = WeakValueDictionary()
         try:
             from mobilemoney_async.payments.records.account_store import KeyedLock
         except ImportError as exc:
             raise missing_extra("store", "store", exc) from exc
         self._locks = KeyedLock()  # by account, while its client is made
-        self._busy: set[_Merchant] = set()
-        self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
-        self._connected: OrderedDict[_Merchant, None] = OrderedDict()  # in the order of `used_at`
         self._workers: WeakSet[Worker] = WeakSet()
-        self._failures: dict[str, str] = {}  # by account, until a worker has written them
-        self._served = 0  # accounts of the workers
-        self._looks = 0  # at idle accounts in a row that are pinned
-        self._has_warned = self._is_closed = False
+        # By database and account, until a worker has written them.
+        self._failures: defaultdict[Database, dict[str, str]] = defaultdict(dict)
 
     async def client(self, account: str) -> AsyncClient:
         """Return the client of an account, the same one as long as it is open or you hold it.
@@ -183,10 +151,10 @@ class Merchants:
                 store = await self._store_of(account)
                 self._check_open()
                 merchant = self._make(account, store)
-                await self._close_idle()
+                await self._open.close_idle()
         return merchant.owner.client
 
-    def worker(self) -> Worker:
+    def worker(self, *, store: SQLStore | None = None) -> Worker:
         """Return a worker, which serves the accounts of the store that have something to do, together with other hosts.
 
         ``async with merchants.worker(): ...`` in any number of processes. For each of its accounts it follows payments
@@ -198,33 +166,45 @@ class Merchants:
         The first worker of a store notes the address of its service: scheme, host and version prefix. One for another
         service, such as the sandbox, is refused with `StoreError` when its block begins, before it takes anything.
 
+        Args:
+            store: The database whose accounts it serves, if they are in several: one worker for each of them.
+
         Raises:
-            InvalidRequest: `store` is a function: the accounts of a worker are in one database.
+            InvalidRequest: `store` is missing or no SQLStore where the store of this `Merchants` is a function; or it
+                is another database than its own.
         """
-        store = self._one_store("a worker")
+        parts = self._one_store(store)
         from mobilemoney_async.merchants.worker import Worker
 
-        count = None if self._on_event is None else partial(self._count, store)
         worker = Worker(
-            store, self._base_url, self._utcnow, self._serve, self._check_open, failures=self._failures, count=count
+            parts,
+            self._base_url,
+            self._utcnow,
+            partial(self._serve, parts.database),
+            self._check_open,
+            failures=self._failures[parts.database],
+            count=None if self._on_event is None else partial(self._count, parts),
         )
         self._workers.add(worker)
         return worker
 
-    async def overview(self, *, everything: bool = False) -> AsyncGenerator[AccountStatus]:
+    async def overview(
+        self, *, store: SQLStore | None = None, everything: bool = False
+    ) -> AsyncGenerator[AccountStatus]:
         """Yield the status of each account of the store that needs someone, by name.
 
         ``async for status in merchants.overview(): ...`` reads the store once, in a few statements for all accounts,
         and asks the service nothing. `on_event` gets one `AccountsCounted` for it.
 
         Args:
+            store: As for `worker`.
             everything: Also those that need nobody.
 
         Raises:
-            InvalidRequest: `store` is a function: the accounts of an overview are in one database.
+            InvalidRequest: As of `worker`.
             StoreError: The store failed.
         """
-        for status in await self._count(self._one_store("an overview")):
+        for status in await self._count(self._one_store(store)):
             if everything or status.needs:
                 yield status
 
@@ -236,13 +216,23 @@ class Merchants:
         now = None if self._utcnow is None else self._utcnow()
         statuses = await read_accounts(store, now, everything=True)
         if self._on_event is not None:
-            emit(partial(self._on_event, ""), AccountsCounted(accounts=len(statuses), needing=count_needs(statuses)))
+            counted = AccountsCounted(
+                database=store.database.name, accounts=len(statuses), needing=count_needs(statuses)
+            )
+            emit(partial(self._on_event, ""), counted)
         return statuses
 
-    def _one_store(self, purpose: str) -> AccountStore:
-        if not isinstance(self._store, SQLStore):
-            raise refuse("store", f"an SQLStore or its URL for {purpose}: its accounts are in one database")
-        return account_store(self._store)
+    def _one_store(self, store: SQLStore | None) -> AccountStore:
+        own = self._store if isinstance(self._store, SQLStore) else None
+        found = own if store is None else store
+        if not isinstance(found, SQLStore):
+            raise refuse(
+                "store", "the SQLStore of one database, since this Merchants has a function of the account", store
+            )
+        parts = account_store(found)
+        if own is not None and parts.database is not account_store(own).database:
+            raise refuse("store", "of the database of this Merchants", found)
+        return parts
 
     async def suspend(self, account: str, *, note: str) -> None:
         """Suspend an account, on every host: it begins no payment, and no worker serves it, until `resume`.
@@ -317,18 +307,21 @@ class Merchants:
         return store.for_account(account)
 
     @asynccontextmanager
-    async def _serve(self, account: str) -> AsyncGenerator[AsyncClient]:
-        """Keep the client of an account open for a worker."""
+    async def _serve(self, database: Database, account: str) -> AsyncGenerator[AsyncClient]:
+        """Keep the client of an account open for the worker of a database."""
         client = await self.client(account)
         merchant = self._merchants[account]
-        self._served += 1
+        if merchant.parts.database is not database:
+            said = f"account {account!r} has payments here, but the function store names another database for it"
+            raise StoreError(said)
+        self._open.served += 1
         try:
-            async with self._use(merchant):
+            async with self._open.use(merchant):
                 yield client
         finally:
-            self._served -= 1
+            self._open.served -= 1
 
-    def _make(self, account: str, store: SQLStore) -> _Merchant:
+    def _make(self, account: str, store: SQLStore) -> Merchant:
         from mobilemoney_async.merchants.account_auth import AccountAuth
 
         parts, transport = account_store(store), self._transport
@@ -341,7 +334,7 @@ class Merchants:
                 utcnow,
                 self._timeout,
                 suspend=partial(self._suspend_unknown, parts, utcnow),
-                failed=partial(self._failures.__setitem__, account),
+                failed=partial(self._failures[parts.database].__setitem__, account),
             ),
             retry=self._retry,
             timeout=self._timeout,
@@ -352,63 +345,14 @@ class Merchants:
             on_event=None if self._on_event is None else partial(self._on_event, account),
             utcnow=utcnow,
         )
-        merchant = _Merchant(ClientOwner(client), store, parts)
-        merchant.owner.own(partial(self._use, merchant))
+        merchant = Merchant(ClientOwner(client), store, parts)
+        merchant.owner.own(partial(self._open.use, merchant))
         self._merchants[account] = merchant
-        self._idle[merchant] = None
+        self._open.add(merchant)
         return merchant
 
-    @asynccontextmanager
-    async def _use(self, merchant: _Merchant) -> AsyncGenerator[None]:
-        """Keep a client open: entered by each call, poller and dispatcher."""
-        merchant.users += 1
-        if merchant.users == 1:
-            self._busy.add(merchant)
-            self._idle.pop(merchant, None)
-            self._connected.pop(merchant, None)
-            merchant.owner.reopen()
-        try:
-            await self._close_idle()
-            yield
-        finally:
-            merchant.users -= 1
-            if not merchant.users and not self._is_closed:
-                merchant.used_at = anyio.current_time()
-                self._busy.discard(merchant)
-                self._idle[merchant] = self._connected[merchant] = None
-                await self._close_idle()
-
-    async def _close_idle(self) -> None:
-        """Close connections that were idle for long, and clients beyond `max_open`, as far as nothing pins them."""
-        # Shielded where it waits; without anything to close it does not wait.
-        until = anyio.current_time() - _KEPT
-        while self._connected and (first := next(iter(self._connected))).used_at <= until:
-            del self._connected[first]
-            await first.owner.close_idle(keeps_store=True)
-        for _ in range(_MOST_LOOKS):
-            if not self._idle or self._open <= self._max_open:
-                break
-            first = next(iter(self._idle))
-            if first.is_pinned:
-                self._idle.move_to_end(first)
-                self._looks += 1
-                continue
-            self._looks = 0
-            del self._idle[first]
-            self._connected.pop(first, None)
-            await first.owner.close_idle()
-        is_exceeded = self._open > self._max_open and self._looks >= len(self._idle)
-        if is_exceeded and not self._has_warned:
-            self._has_warned = True
-            logger.warning("more than max_open=%d clients are open, since all of them are in use", self._max_open)
-
-    @property
-    def _open(self) -> int:
-        """The number of open clients, without those of a worker."""
-        return len(self._idle) + len(self._busy) - self._served
-
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._open.is_closed:
             raise refuse("merchants", "open: this one was closed")
 
     async def aclose(self) -> None:
@@ -417,9 +361,9 @@ class Merchants:
         Workers end first, as when their blocks are left. A second call does nothing. The stores stay yours. End your
         calls first: a payment that is under way ends with `OutcomeUnknown`, as of `AsyncClient`.
         """
-        is_closed, self._is_closed = self._is_closed, True
+        is_closed, self._open.is_closed = self._open.is_closed, True
 
-        async def end(merchant: _Merchant) -> None:
+        async def end(merchant: Merchant) -> None:
             merchant.owner.reopen()  # a consumer of one that rests is left, too
             with suppress(Exception):  # of its connections, which are gone
                 await merchant.owner.close()
@@ -435,8 +379,7 @@ class Merchants:
                     tasks.start_soon(end, merchant)
 
         await shielded(end_all)  # results that are not recorded yet are written, also when this is cancelled
-        for each in (self._busy, self._idle, self._connected):
-            each.clear()
+        self._open.clear()
         await checkpoint()
 
     async def __aenter__(self) -> Self:
@@ -449,4 +392,4 @@ class Merchants:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<Merchants {self._base_url}: {self._open} open>"
+        return f"<Merchants {self._base_url}: {len(self._open)} open>"

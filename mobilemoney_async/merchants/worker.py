@@ -174,8 +174,10 @@ class Worker(anyio.AsyncContextManagerMixin):
                 try:
                     await self._run_parts(claim)
                 except Exception as exc:  # one account must not end the others
-                    self._failures[claim.account] = _told(exc)
-                    logger.exception("account %r cannot be served", claim.account)
+                    is_ours = isinstance(exc, MobileMoneyError)
+                    self._failures[claim.account] = told = _told(exc)
+                    said = "account %r cannot be served: %s"
+                    logger.log(logging.ERROR, said, claim.account, told, exc_info=None if is_ours else exc)
                     await anyio.sleep(_LONGEST_PAUSE)
         finally:
             self._given_back.add(claim.account)

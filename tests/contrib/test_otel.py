@@ -311,7 +311,7 @@ EVENTS: list[Event] = [
     PaymentGivenUp(transaction_id="tx-2", error="WaitTimeout", pending=1),
     PollerClosed(pending=1),
     TransactionUnclaimed(transaction_id="tx-3", type="collection", status="SUCCESS", fits_key="order-1"),
-    AccountsCounted(accounts=3, needing={"unknown": 1, "suspended": 0}),
+    AccountsCounted(database="sqlite:///p.db", accounts=3, needing={"unknown": 1, "suspended": 0}),
     FinalStateChanged(
         transaction_id="tx-4", idempotency_key="order-4", type="disbursement", before="FAILED", status="SUCCESS"
     ),
@@ -416,6 +416,14 @@ def test_what_is_pending_is_the_sum_over_accounts(telemetry: Telemetry) -> None:
     assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 8)]
     handler("shop-2", PollerClosed(pending=5))
     assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 3)]
+
+
+def test_accounts_that_need_someone_are_the_sum_over_databases(telemetry: Telemetry) -> None:
+    """A worker for each of two databases counts its own; a database that is counted again replaces what it had."""
+    handler = instrument_merchants(telemetry.tracers, telemetry.meters)
+    for database, unknown in [("one", 2), ("two", 5), ("one", 3)]:
+        handler("", AccountsCounted(database=database, accounts=9, needing={"unknown": unknown}))
+    assert telemetry.metrics()[NEEDING] == [({"mobilemoney.reason": "unknown"}, 8)]
 
 
 @pytest.mark.parametrize("account_on", ["spans", "failures"])

@@ -29,7 +29,7 @@ from tests.payments.test_worker import NUMBER, Platform, pay
 STUCK = "+255780000129"
 
 
-def platform_of(sandbox: Sandbox, store: SQLStore | str, **options: Any) -> Merchants:
+def platform_of(sandbox: Sandbox, store: Any, **options: Any) -> Merchants:
     async def auth(account: str) -> str:
         return sandbox.tokens[account]
 
@@ -78,6 +78,7 @@ async def test_accounts_that_need_someone_are_listed_with_the_reason(store_url: 
         assert list(everything) == list(sandbox.tokens)
         assert (everything["shop-6"].pending, everything["shop-6"].queued, everything["shop-6"].needs) == (6, 1, ())
     counted = AccountsCounted(
+        database=account_store(SQLStore(store_url)).database.name,
         accounts=6,
         needing=dict.fromkeys(AccountNeed, 0)
         | {"unmatched": 1, "unknown": 1, "suspended": 1, "paused": 1, "queued": 1},
@@ -155,15 +156,23 @@ def platform(sqlite_file_url: str) -> Platform:
     return Platform(sqlite_file_url)
 
 
-async def test_accounts_in_several_databases_are_refused() -> None:
-    """A function of the account names no database to read."""
+async def test_of_several_databases_one_is_named(sqlite_file_url: str) -> None:
+    """A function of the account names no database to read, and a store names no other."""
+    stores = [SQLStore(sqlite_file_url), SQLStore(f"{sqlite_file_url}2")]
 
     async def store_of(account: str) -> SQLStore:
-        raise AssertionError
+        return stores[account.endswith("2")]
 
-    async def auth(account: str) -> str:
-        raise AssertionError
-
-    async with Merchants("https://pay.example/v1", store=store_of, auth=auth) as merchants:
-        with pytest.raises(InvalidRequest, match="an SQLStore or its URL for an overview"):
-            await rows(merchants)
+    sandbox = Sandbox(merchants=2)
+    async with platform_of(sandbox, store_of) as merchants, platform_of(sandbox, stores[0]) as of_one:
+        for account in sandbox.tokens:
+            await (await merchants.client(account)).collections.create(STUCK, 1000, idempotency_key="order-1")
+        found = [await rows(merchants, store=store, everything=True) for store in stores]
+        assert [list(each) for each in found] == [["shop-1"], ["shop-2"]]
+        assert list(await rows(of_one, store=stores[0].for_account("shop-2"), everything=True)) == ["shop-1"]
+        for given, wrong in [(merchants, None), (merchants, sqlite_file_url), (of_one, stores[1])]:
+            with pytest.raises(InvalidRequest, match="database") as caught:
+                await rows(given, store=wrong)
+            assert caught.value.argument == "store"
+            with pytest.raises(InvalidRequest, match="database"):
+                given.worker(store=wrong)  # type: ignore[arg-type]

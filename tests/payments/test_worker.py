@@ -98,7 +98,7 @@ class Platform:
         self.stores[host] = store = SQLStore(self.url, grace=5)
         base_url = options.pop("base_url", BASE_URL)
         given = {"auth": auth, "transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
-        async with Merchants(base_url, store=store, **given) as merchants:
+        async with Merchants(base_url, **{"store": store, **given}) as merchants:
             yield merchants
 
     @asynccontextmanager
@@ -565,18 +565,38 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     assert count <= len(platform.asked) + 20 * (1 + 2 + 1) + 20 * 2, (count, len(platform.asked))
 
 
-def test_a_worker_refuses_a_function_as_its_store() -> None:
-    """It could not know which databases its accounts are in."""
+async def test_a_host_serves_several_databases_with_a_worker_for_each(
+    platform: Platform, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both send and follow. An account whose database the function does not name any more is served by none."""
+    stores = [SQLStore(platform.url, grace=5), SQLStore(sqlite_url(tmp_path), grace=5)]
+    moved = set[str]()
 
     async def store_of(account: str) -> SQLStore:
-        raise NotImplementedError
+        return stores[account in moved or account.endswith("2")]
 
-    async def auth(account: str) -> str:
-        raise NotImplementedError
-
-    with pytest.raises(InvalidRequest, match="for a worker") as caught:
-        Merchants(BASE_URL, auth=auth, store=store_of).worker()
-    assert caught.value.argument == "store"
+    async with platform.merchants("shop", store=store_of) as shop:
+        await enqueue(shop, ["shop-01", "shop-02", "shop-11"])
+    moved.add("shop-11")
+    async with platform.merchants("one", store=store_of) as one:
+        async with one.worker(store=stores[0]) as first, one.worker(store=stores[1]) as second:
+            await anyio.sleep(10)
+            assert set(first.accounts) == {"shop-01", "shop-11"}
+            assert set(second.accounts) == {"shop-02"}
+            for payment in platform.service.payments:
+                platform.service.finish(payment)
+            await anyio.sleep(60)
+        assert len(platform.service.payments) == 2
+        for account in ("shop-01", "shop-02"):
+            record = await (await one.client(account)).payments.get("queued-1")
+            assert record is not None
+            assert record.status == "SUCCESS"
+        (status,) = [each async for each in one.overview(store=stores[0])]
+        assert (status.account, status.queued) == ("shop-11", 1)
+        assert "the function store names another database for it" in str(status.last_error)
+        assert [each async for each in one.overview(store=stores[1])] == []
+    said = {each.message for each in caplog.records}
+    assert said == {f"account 'shop-11' cannot be served: {status.last_error}"}
 
 
 # The claims

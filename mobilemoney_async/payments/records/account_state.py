@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, erasures, lock_row, payments
+from mobilemoney_async.database.schema import accounts, erasures, insert_missing, lock_row, payments
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.text import printable
@@ -58,6 +58,8 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
     statement = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
     # In one order in every process: two hosts must not wait for each other.
     rows = [{"of_account": each, "error": failures[each], "error_at": at} for each in sorted(failures)]
+    missing = insert_missing(accounts, connection.dialect.name)  # what is only queued has no row yet
+    connection.execute(missing, [{"account": row["of_account"]} for row in rows])
     connection.execute(statement, rows)
 
 
