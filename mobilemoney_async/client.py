@@ -224,7 +224,7 @@ class AsyncClient:
         if "store" not in options and found.store is not None:
             from mobilemoney_async.payments.store import SQLStore
 
-            options["store"] = SQLStore(found.store, found.account, key=found.store_key)
+            options["store"] = SQLStore(found.store, found.account, key=found.store_key, **found.store_options)
         for name, value in (("timeout", found.timeout), ("disbursement_limits", found.disbursement_limits)):
             if value is not None:
                 options.setdefault(name, value)

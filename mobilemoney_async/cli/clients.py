@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///([^?]+)(?:\?.*)?")
 # A token that expires sooner may expire on its way to the service.
 _MARGIN = timedelta(seconds=30)
+_FOR_EVER = 36_500  # days
 
 
 @attrs.frozen(kw_only=True)
@@ -107,8 +108,10 @@ def open_store(settings: Settings, **options: Any) -> SQLStore:
     """Return the store of the settings; its errors name the settings of the command line."""
     from mobilemoney_async.payments.store import SQLStore
 
+    # Without a profile that says so a command removes nothing that the program keeps.
+    given = {"keep_changes": _FOR_EVER, **settings.store_options, **options}
     try:
-        return SQLStore(settings.store or "", settings.account, key=settings.store_key, **options)
+        return SQLStore(settings.store or "", settings.account, key=settings.store_key, **given)
     except InvalidRequest as exc:
         name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
         raise invalid(name, exc.problem) from None

@@ -166,9 +166,9 @@ class View:
             Column("for", lambda each: sent_for(each, found.at), is_number=True),
         )
         yield Text(f"\nneed you{_first(found.unknown, 'payments list --unresolved')}")
-        shown = found.needs_attention[:_MOST]
+        shown, grace = found.needs_attention[:_MOST], timedelta(seconds=found.grace)
         yield output.new_table(columns, shown)
-        yield from _steps(f"{each.state}: {copyable(next_step(each, found.at).text)}" for each in shown)
+        yield from _steps(f"{each.state}: {copyable(next_step(each, found.at, grace=grace).text)}" for each in shown)
         yield Text(f"the command lines: {command_line('payments', 'show', *self.service.store_flags)} KEY")
 
     def _unclaimed(self, found: Overview) -> Iterator[RenderableType]:
@@ -251,7 +251,7 @@ class _Lines:
         """Print the next steps for payments that were not known to need attention."""
         for record in found.needs_attention:
             if record.key not in self._known:
-                step = next_step(record, found.at)
+                step = next_step(record, found.at, grace=timedelta(seconds=found.grace))
                 said = f"{record.key}: {record.state}. {copyable(step.text)}"
                 lines = [said, *command_lines(step, self._view.service)]
                 print("\n".join(f"  {output.visible(line)}" for line in lines), flush=True)

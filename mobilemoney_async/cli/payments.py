@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -45,7 +45,6 @@ T = TypeVar("T")
 
 # The default of `payments list --limit`.
 _LIMIT = 100
-_DEFAULT_GRACE = GRACE.total_seconds()
 
 payments_app: typer.Typer = command_group(
     LazyCommand("changes", "feed:list_changes", "List changes of payments in the order of the feed.", "Commands"),
@@ -84,8 +83,15 @@ StaleAfter = Annotated[
     typer.Option(metavar="SECONDS", min=0, help=_STALE, show_default="when its request must have ended"),
 ]
 _GRACE = "How long an existing payment may be missing from the list: the same as your program's."
-Grace = Annotated[float, typer.Option(metavar="SECONDS", min=0, help=_GRACE)]
+Grace = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0, help=_GRACE, show_default="as the profile says, or 120")
+]
 OthersPay = Annotated[bool, typer.Option("--others-pay", help="As sole_writer=False in your program: adopt nothing.")]
+
+
+def writers(*, others_pay: bool) -> dict[str, Any]:
+    """Return the option of `SQLStore` for ``--others-pay``; without it the profile's counts."""
+    return {"sole_writer": False} if others_pay else {}
 
 
 @add_command(payments_app, "list")
@@ -153,7 +159,7 @@ def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = Fals
 def reconcile(
     *,
     stale_after: StaleAfter = None,
-    grace: Grace = _DEFAULT_GRACE,
+    grace: Grace = None,
     others_pay: OthersPay = False,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
@@ -171,12 +177,13 @@ def reconcile(
         looked_up = await payments.reconcile(stale_after=stale_after)
         return looked_up, await payments.unresolved(), await find_put_off(payments)
 
-    looked_up, left, put_off = run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
+    options: dict[str, Any] = {} if grace is None else {"grace": grace}
+    looked_up, left, put_off = run_with_service(work, service, **options, **writers(others_pay=others_pay))
     if as_json:
         output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
         given = [
-            *(["--grace", f"{grace:g}"] if grace != _DEFAULT_GRACE else []),
+            *(["--grace", f"{grace:g}"] if grace is not None else []),
             *(["--others-pay"] if others_pay else []),
         ]
         print_step = partial(_print_next_step, service, grace, given)
@@ -218,7 +225,7 @@ def confirm_absent(
             raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    _print_next_step(service, _DEFAULT_GRACE, (), run_with_store(confirm, store))
+    _print_next_step(service, None, (), run_with_store(confirm, store))
 
 
 @add_command(payments_app, "identify")
@@ -236,7 +243,7 @@ def identify(
     credentials as reconcile does.
     """
     found = run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service)
-    _print_next_step(service, _DEFAULT_GRACE, (), found)
+    _print_next_step(service, None, (), found)
 
 
 async def find_put_off(payments: PaymentBook) -> list[PaymentRecord]:
@@ -291,7 +298,7 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
 
 def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) -> None:
     """Print all facts of one payment, its next step and its history."""
-    step = next_step(record, datetime.now(UTC))
+    step = next_step(record, datetime.now(UTC), grace=_grace(service))
     facts = {
         "key": record.key,
         "type": str(record.type),
@@ -346,9 +353,14 @@ def print_reconciled(
     print(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
 
 
-def _print_next_step(service: Service, grace: float, options: Sequence[str], record: PaymentRecord) -> None:
+def _grace(service: Service, given: float | None = None) -> timedelta:
+    options = find_store(service).store_options
+    return timedelta(seconds=options.get("grace", GRACE.total_seconds()) if given is None else given)
+
+
+def _print_next_step(service: Service, grace: float | None, options: Sequence[str], record: PaymentRecord) -> None:
     """Print the next step for a payment, and the command lines, those for reconcile with some options."""
-    step = next_step(record, datetime.now(UTC), grace=timedelta(seconds=grace))
+    step = next_step(record, datetime.now(UTC), grace=_grace(service, grace))
     lines = (f"  {each}" for each in command_lines(step, service, *options))
     print("\n".join(map(output.visible, (f"{record.key}: {record.state}. {copyable(step.text)}", *lines))))
 

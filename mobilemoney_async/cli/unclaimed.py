@@ -16,7 +16,7 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, copyable, say
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, Yes, require_yes, with_service
-from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments
+from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments, writers
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
@@ -210,7 +210,7 @@ def audit(
         with output.waiting("reading the list"):
             return await client.payments.audit(from_date=first, to_date=last)
 
-    found = run_with_service(work, service, sole_writer=False if others_pay else None)
+    found = run_with_service(work, service, **writers(others_pay=others_pay))
     if as_json:
         output.print_json(output.plain(found, unmasked=False))
     elif as_csv:

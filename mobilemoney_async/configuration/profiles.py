@@ -22,7 +22,10 @@ FILE_NAME = "mobilemoney.toml"
 _MAX_BYTES, _MAX_DOTS = 64 * 1024, 100
 _SECRETS, _LIMITS = ("token", "password"), "disbursement_limits"
 _FILES = ("token_file", "password_file", "store_key_file")
-_KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production", "local_numbers", _LIMITS)
+_STORE_OPTIONS = "store_options"
+_NUMBERS, _BOOLS = ("grace", "keep_changes"), ("sole_writer", "resend_absent_collections")  # in them
+_OF_STORE = ("store", "account", _STORE_OPTIONS)
+_KEYS = ("base_url", "email", *_SECRETS, *_FILES, *_OF_STORE, "timeout", "production", "local_numbers", _LIMITS)
 # Of each group, one is enough.
 _ALTERNATIVES = (("token", "token_file", "email"), ("password", "password_file"), ("store_key", "store_key_file"))
 _ENVIRONMENT = "environment"
@@ -277,6 +280,18 @@ def _check_limits(value: object) -> DisbursementLimits:
         raise invalid(f"{_LIMITS}.{exc.argument}", exc.problem) from None
 
 
+def _check_store_options(value: object) -> dict[str, Any]:
+    names = ", ".join((*_NUMBERS, *_BOOLS))
+    if not isinstance(value, dict) or not {*value} <= {*_NUMBERS, *_BOOLS}:
+        raise invalid(_STORE_OPTIONS, f"must be a table of {names}")
+    for key, each in value.items():
+        if key in _NUMBERS:
+            require_seconds(f"{_STORE_OPTIONS}.{key}", each, allow_zero=key == "grace")
+        elif not isinstance(each, bool):
+            raise invalid(f"{_STORE_OPTIONS}.{key}", "must be true or false")
+    return value
+
+
 def _check_value(key: str, value: object, folder: Path) -> Any:
     if key in {"production", "local_numbers"}:
         if not isinstance(value, bool):
@@ -284,6 +299,8 @@ def _check_value(key: str, value: object, folder: Path) -> Any:
         return value
     if key == "timeout":
         return require_seconds(key, value)
+    if key == _STORE_OPTIONS:
+        return _check_store_options(value)
     if key == _LIMITS:
         return _check_limits(value)
     text = require_text(key, value)

@@ -45,6 +45,7 @@ class Settings:
         store: The URL of an `SQLStore`, which may hold a password; None for none.
         store_key: Encrypts the login token in the store.
         account: The account of the payments, in a store of several merchants.
+        store_options: Other arguments of `SQLStore`: what commands and programs must agree about.
         timeout: Of one attempt, seconds; None for the client's default.
         disbursement_limits: Limits of disbursements, or None.
         local_numbers: Whether commands read numbers without their country code as Tanzanian.
@@ -61,6 +62,7 @@ class Settings:
     store: str | None = attrs.field(default=None, repr=False)
     store_key: Secret | None = None
     account: str = "default"
+    store_options: Mapping[str, Any] = attrs.field(factory=dict)
     timeout: float | None = None
     local_numbers: bool = False
     disbursement_limits: DisbursementLimits | None = None

@@ -117,6 +117,7 @@ class Overview(Data):
 
     Attributes:
         at: Its time, by the clock of the store.
+        grace: As of the store: how long the list may not show an existing payment, seconds.
         day_began_at: When today began in Tanzania.
         today: Today's payments, by type, state and status.
         minutes: The last 60 minutes, oldest first; the last one is not over.
@@ -141,6 +142,7 @@ class Overview(Data):
     """
 
     at: datetime
+    grace: float
     day_began_at: datetime
     today: Sequence[DayTotal]
     minutes: Sequence[MinuteCount]
@@ -174,13 +176,14 @@ async def read_overview(store: AccountStore, now: datetime | None = None) -> Ove
 
     def work(connection: sa.Connection, clock: Clock) -> Overview:
         shared = clock()  # first: on PostgreSQL it corrects the wall clock
-        return _read(Journal(connection, store.account), now or store.database.wall_clock.utcnow(), shared)
+        at = now or store.database.wall_clock.utcnow()
+        return _read(Journal(connection, store.account), at, shared, store.grace)
 
     overview, _ = await store.database.timed(work, writes=False)
     return overview
 
 
-def _read(journal: Journal, now: datetime, shared: float) -> Overview:
+def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overview:
     day_began_at = now.astimezone(DAR_ES_SALAAM).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
     stopped, last = _of_account(journal)
     recent = _recent(journal, last, now)
@@ -195,6 +198,7 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
     unclaimed = find_unclaimed(journal.connection, journal.account, OPEN, now)
     return Overview(
         at=now,
+        grace=grace,
         day_began_at=day_began_at,
         today=_today(journal, day_began_at),
         minutes=_minutes(journal, recent, now),

@@ -59,6 +59,7 @@ def overview_of(**changes: Any) -> Overview:
     }
     values: dict[str, Any] = {
         "at": NOON,
+        "grace": 120.0,
         "day_began_at": NOON.replace(hour=0) - timedelta(hours=3),
         "today": [DayTotal(**total, count=1_234, amount=Decimal(18_510_000))],
         "minutes": [

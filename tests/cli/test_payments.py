@@ -14,7 +14,16 @@ import attrs
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
+from mobilemoney_async import (
+    AsyncClient,
+    MobileMoneyError,
+    PaymentRecord,
+    PaymentState,
+    RetryPolicy,
+    SQLStore,
+    StoreError,
+    TransactionType,
+)
 from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.database import schema
 from mobilemoney_async.payments.ownership.duplicates import forgotten
@@ -462,6 +471,31 @@ def age(url: str) -> None:
         execute(url, table.update().where(table.c.key == row.key).values(times))
 
 
+def test_commands_keep_the_changes_that_the_program_keeps(sandbox: Sandbox, url: str, tmp_path: Path) -> None:
+    """They remove none for their age, since a program may keep them for longer; only a profile may say for how long."""
+
+    async def cancel() -> None:
+        async with sandbox.client(store=SQLStore(url)) as client:
+            given: dict[str, Any] = {"phone_number": NUMBER, "amount": 1000, "idempotency_key": "order-1"}
+            await client.payments.enqueue(type="collection", **given)
+            await client.payments.cancel("order-1", note="Asha: out of stock")
+
+    anyio.run(cancel)
+    past = timedelta(days=400)
+    for table, column in ((schema.changes, "at"), (schema.payments, "changed_at")):
+        for row in execute(url, sa.select(table)):
+            execute(url, table.update().values({column: getattr(row, column) - past}))
+    count = len(run_json("changes", "--store", url))
+    assert len(run_json("changes", "--store", url)) == count > 0
+    lines = [f'store = "{url}"', "store_options = { keep_changes = 365 }"]
+    (tmp_path / "mobilemoney.toml").write_text(
+        "\n".join(["[profiles.shop]", 'base_url = "https://pay.example"', *lines])
+    )
+    with_profile = ("changes", "--profile", "shop", "--config", str(tmp_path / "mobilemoney.toml"))
+    run_json(*with_profile)
+    assert run_json("changes", "--store", url) == []
+
+
 class TestConfirmAbsent:
     @pytest.mark.costly("runs lines of cli/options.py that no quick test runs")
     def test_it_asks_back_and_says_what_it_means(self, sandbox: Sandbox, url: str) -> None:
@@ -481,6 +515,30 @@ class TestConfirmAbsent:
         assert last.startswith("order-1: RELEASED. ") and "Nothing sends it again by itself" in last
         history = run("show", "order-1", "--store", url).stdout
         assert re.search(r"confirmed +person +Asha asked the service$", history, re.MULTILINE)
+
+    def test_the_profile_says_how_long_the_list_may_hide_a_payment(
+        self, sandbox: Sandbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A program with a longer grace period is not undercut by a command: the profile tells both."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        age(url)
+        file = tmp_path / "mobilemoney.toml"
+        lines = ['base_url = "https://pay.example/v1"', f'store = "{url}"', "store_options = { grace = 3600 }"]
+        file.write_text("\n".join(["[profiles.shop]", *lines]))
+        command = ("confirm-absent", "order-1", "--note", "Asha", "--yes")
+        refused = run(*command, "--profile", "shop", "--config", str(file))
+        assert "may exist without being in the list" in refused.stderr
+        monkeypatch.setenv("MOBILEMONEY_CONFIG", str(file))
+        monkeypatch.setenv("MOBILEMONEY_PROFILE", "shop")
+
+        async def confirm() -> None:
+            async with AsyncClient.from_env(auth="token") as client:
+                with pytest.raises(StoreError, match="may exist without being in the list"):
+                    await client.payments.confirm_absent("order-1", note="Asha")
+
+        anyio.run(confirm)
+        monkeypatch.undo()
+        assert run(*command, "--store", url).exit_code == 0
 
     def test_yes_asks_nothing(self, sandbox: Sandbox, url: str) -> None:
         """For programs: no question, one line."""

@@ -315,6 +315,17 @@ class TestRefused:
             ('[profiles.p]\ntimeout = "5"', r"profiles\.p\.timeout must be seconds, more than 0, not '5'"),
             ("[profiles.p]\ntimeout = 0", r"profiles\.p\.timeout must be seconds, more than 0, not 0"),
             ('[profiles.p]\nproduction = "no"', r"profiles\.p\.production must be true or false"),
+            (
+                "[profiles.p]\nstore_options = 1",
+                r"profiles\.p\.store_options must be a table of grace, keep_changes, s",
+            ),
+            ("[profiles.p]\nstore_options = { graze = 1 }", r"profiles\.p\.store_options must be a table of grace"),
+            (
+                "[profiles.p]\nstore_options = { grace = -1 }",
+                r"store_options\.grace must be seconds, 0 or more, not -1",
+            ),
+            ("[profiles.p]\nstore_options = { keep_changes = 0 }", r"keep_changes must be .* more than 0, not 0"),
+            ("[profiles.p]\nstore_options = { sole_writer = 1 }", r"store_options\.sole_writer must be true or false"),
             ("[profiles.p]\nlocal_numbers = 1", r"profiles\.p\.local_numbers must be true or false"),
             ("[profiles.p]\nbase_url = 5", r"profiles\.p\.base_url\b.* a str that is not blank"),
             ('[profiles.p]\ntoken = "x"\nemail = "y"', r"profiles\.p\.token and profiles\.p\.email are both set"),

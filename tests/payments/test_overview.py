@@ -354,7 +354,7 @@ async def test_every_statement_uses_an_index(store_url: str) -> None:
             plans.append(f"{statement}\n{[tuple(row)[-1] for row in cursor.fetchall()]}")
             return statement, parameters
 
-        module._read(Journal(connection, "default"), NOON, 0.0)
+        module._read(Journal(connection, "default"), NOON, 0.0, 120.0)
 
     await write(store_url, explain)
     assert len(plans) > 10

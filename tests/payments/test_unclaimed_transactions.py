@@ -573,7 +573,7 @@ async def test_each_is_an_event_and_many_are_one_warning(
 async def test_strangers_beyond_the_most_are_left_out(
     store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One message offers `sole_writer=False` and `--others-pay`; a payment made twice is reported all the same."""
+    """One message offers `sole_writer=False`; a payment made twice is reported all the same."""
     monkeypatch.setattr(module, "_MOST", 4)
     monkeypatch.setattr(module, "_MOST_STRANGERS", 3)
     world = make_world(store_url)
@@ -592,7 +592,7 @@ async def test_strangers_beyond_the_most_are_left_out(
         await world.read(client)
         assert len(await client.payments.unclaimed()) == 4
         (line,) = (each for each in warnings(caplog) if "than are recorded" in each)
-        assert "mobilemoney payments reconcile --others-pay" in line
+        assert "sole_writer = false in the profile" in line
 
 
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])

@@ -98,7 +98,7 @@ _TEMPLATES.filters.update(
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
     state=shown_state,
     unclaimed_step=unclaimed_step,
-    next_step=next_step,
+    next_step=lambda record, now: next_step(record, now.at, grace=timedelta(seconds=now.grace)),
     name=lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12],
     axis_end=axis_end,
     whole=lambda text: _shown(text) == text,

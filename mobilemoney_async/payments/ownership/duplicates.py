@@ -34,6 +34,7 @@ from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, S
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
+from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.unmatched import (
     FAILED,
@@ -164,7 +165,7 @@ def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten
         f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
         f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
         f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
-        "pay too, say so in your program: SQLStore(..., sole_writer=False))",
+        f"pay too, say so: {OTHERS_PAY})",
         transaction_id=transaction_id,
     )
 

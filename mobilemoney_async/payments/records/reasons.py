@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-OTHERS_PAY: str = "SQLStore(..., sole_writer=False), or mobilemoney payments reconcile --others-pay"
+OTHERS_PAY: str = "SQLStore(..., sole_writer=False), and sole_writer = false in the profile of the commands"
 """How a program and an operator say that other systems of the merchant pay too."""
 
 
