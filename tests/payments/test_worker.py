@@ -565,6 +565,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     assert count <= len(platform.asked) + 20 * (1 + 2 + 1) + 20 * 2, (count, len(platform.asked))
 
 
+@pytest.mark.slow
 async def test_a_host_serves_several_databases_with_a_worker_for_each(
     platform: Platform, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

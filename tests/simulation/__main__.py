@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.simulation import planted
 from tests.simulation.cases import CASES, SIZES, Case
-from tests.simulation.history import Result, play
+from tests.simulation.history import Playing, Result, start
 from tests.simulation.page import write_page
 from tests.simulation.plan import PROFILES
 from tests.simulation.shrink import shrink, timeline
@@ -43,8 +44,7 @@ def run(options: argparse.Namespace, server: Postgres | None) -> int:
     """Run the histories that the options ask for, on a server of PostgreSQL or on SQLite."""
     failed, hours, count = 0, 0.0, 0
     totals = {"payments": 0, "requests": 0, "faults": 0, "deaths": 0}
-    for case in choose(options):
-        result = play(case.plan(), is_trio=options.loop == "trio", server=server)
+    for case, result in play_all(options, server):
         hours, count = hours + result.hours, count + 1
         totals["payments"] += result.payments
         totals["requests"] += result.requests
@@ -61,6 +61,23 @@ def run(options: argparse.Namespace, server: Postgres | None) -> int:
     said = ", ".join(f"{number} {name}" for name, number in totals.items())
     print(f"{count} histories, {hours:.1f} simulated hours, {said}; histories that break a law: {failed}")
     return 1 if failed else 0
+
+
+def play_all(options: argparse.Namespace, server: Postgres | None) -> Iterator[tuple[Case, Result]]:
+    """Play the histories that the options ask for, as many at once as there are processors, and yield them in order."""
+    started: deque[tuple[Case, Playing]] = deque()
+    at_once = 1 if server is not None else os.cpu_count() or 1
+    for case in choose(options):
+        started.append((case, start(case.plan(), is_trio=options.loop == "trio", server=server)))
+        if len(started) == at_once:
+            yield _first_of(started)
+    while started:
+        yield _first_of(started)
+
+
+def _first_of(started: deque[tuple[Case, Playing]]) -> tuple[Case, Result]:
+    case, playing = started.popleft()
+    return case, playing.result()
 
 
 def read_options() -> argparse.Namespace:

@@ -264,12 +264,35 @@ class Result:
         return tuple(map(str, self.happenings))
 
 
-def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Result:
-    """Run the history of a plan, in a forked process: nothing of an earlier history changes it.
+@attrs.frozen
+class Playing:
+    """History that runs in a forked process: nothing of another history changes it."""
 
-    Raises:
-        RuntimeError: The simulator has failed. Its message is the traceback.
-    """
+    child: int
+    source: int
+
+    def result(self) -> Result:
+        """Wait for its end.
+
+        Raises:
+            RuntimeError: The simulator has failed. Its message is the traceback.
+        """
+        with open(self.source, "rb") as pipe:
+            sent = pipe.read()
+        os.waitpid(self.child, 0)
+        result, error = pickle.loads(sent) if sent else (None, "the history's process was killed")
+        if result is None:
+            raise RuntimeError(error)
+        return result  # type: ignore[no-any-return]
+
+
+def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Result:
+    """Run the history of a plan; as `start` and `Playing.result`."""
+    return start(plan, is_trio=is_trio, server=server).result()
+
+
+def start(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Playing:
+    """Start the history of a plan, beside others."""
     source, sink = os.pipe()
     with warnings.catch_warnings():
         # Test runners have threads. The child gets none of them, and uses nothing that they hold.
@@ -279,13 +302,7 @@ def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -
         signal.alarm(_LONGEST)
         _send(sink, partial(_play_here, plan, is_trio=is_trio, server=server))
     os.close(sink)
-    with open(source, "rb") as pipe:
-        sent = pipe.read()
-    os.waitpid(child, 0)
-    result, error = pickle.loads(sent) if sent else (None, "the history's process was killed")
-    if result is None:
-        raise RuntimeError(error)
-    return result  # type: ignore[no-any-return]
+    return Playing(child, source)
 
 
 def _send(sink: int, work: Callable[[], Result]) -> NoReturn:
@@ -295,6 +312,7 @@ def _send(sink: int, work: Callable[[], Result]) -> NoReturn:
             sent: tuple[Result | None, str | None] = work(), None
         except BaseException:  # noqa: BLE001 (the parent raises it)
             sent = None, traceback.format_exc()
+        signal.alarm(0)  # the parent may read the results of others first
         with open(sink, "wb") as pipe:
             pickle.dump(sent, pipe)
     finally:
