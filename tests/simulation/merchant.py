@@ -325,8 +325,9 @@ class Merchant:
             at = world.now()
             await payments.confirm_absent(record.key, note="not on the dashboard")
             world.words.append((record.key, at if not mine else world.now()))
+            orders = {payment.id for payment in world.service.payments if payment.owner is not None}
             for each in record.candidates:
-                if each not in {payment.id for payment in mine}:
+                if each not in orders:
                     self._note(f"operator: explains {each}")
                     await payments.explain(each, note="another payment")
 

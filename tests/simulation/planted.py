@@ -281,6 +281,30 @@ DEFECTS = (
         "if entry.attempt not in {None, entry.attempt}:",
     ),
     Defect(
+        "one listing without a payment makes it absent",
+        "payments/records/record.py",
+        "LISTINGS = 2\n",
+        "LISTINGS = 1\n",
+    ),
+    Defect(
+        "a payment that was refused softly and is cancelled counts as never made",
+        "payments/outbox/outbox.py",
+        "for state, is_doubtful in ((PaymentState.REFUSED, True), (target, False)):",
+        "for state, is_doubtful in ((target, False),):",
+    ),
+    Defect(
+        "a sender that stood still may send a quarter of an hour later",
+        "calls/pipeline.py",
+        "if took() > patience:",
+        "if took() > 900 + patience:",
+    ),
+    Defect(
+        "a match that fits another key's earlier attempt is adopted",
+        "payments/ownership/reconciliation.py",
+        "if verdict.adopt is not None and look.rival is not None:",
+        "if False:",
+    ),
+    Defect(
         "a host's clock says what is late",
         "database/engine.py",
         "datetime.fromtimestamp(self._read_clock(connection), UTC)",

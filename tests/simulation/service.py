@@ -147,6 +147,7 @@ class Service:
     lists_empty_until: float = 0.0
     lists_lag_until: float = 0.0
     long_lag: float = 0.0
+    missed: dict[Payment, float] = attrs.field(factory=dict)  # once each
     hole: Payment | None = None
     hole_until: float = 0.0
     listed_at: float = -math.inf
@@ -351,7 +352,11 @@ class Service:
             self.lists_empty_until = now + self.dice.choice([0.0, 60.0, 3600.0])
         if self.chance("list_lag"):
             self.lists_lag_until, self.long_lag = now + self.dice.uniform(60, 3600), self.dice.uniform(10, 3600)
-        shown = self._shown(query, now)
+        lost = [each for each in self.payments if each.is_troubled and not each.is_denied and each not in self.missed]
+        if lost and self.chance("list_miss"):
+            # Neither counted nor shown, in one answer: two listings decide about a payment.
+            self.missed[self.dice.choice(lost)] = now
+        shown = [each for each in self._shown(query, now) if self.missed.get(each) != now]
         if self.chance("list_cap"):
             # It keeps only so many of them: the newest or the oldest.
             most, self.lied_until = self.dice.randint(0, 10), max(self.lied_until, now)

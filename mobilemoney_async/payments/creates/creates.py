@@ -359,7 +359,7 @@ def _unknown(record: PaymentRecord) -> OutcomeUnknown:
             *(["another"] if record.candidates[_MOST_NAMED:] else []),
         ]
         said = f"the payment may be {' or '.join(named)}: someone has to look, and to identify() the right one, or to "
-        said += "explain() each that is another payment"
+        said += "explain() each that is no order of yours"
     elif record.state is PaymentState.ABSENT:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.reason is not None:

@@ -94,7 +94,7 @@ def _choose(record: PaymentRecord) -> NextStep:
     some = record.candidates[:_MOST_NAMED]
     said = "It may be one of several transactions" if len(record.candidates) > 1 else "It may be this transaction"
     return NextStep(
-        f"{said}. Compare with your orders: identify the right one, or explain each that is another payment.",
+        f"{said}. Compare with your orders: identify the right one, or explain each that is no order of yours.",
         (*(identify(record.key, each) for each in some), *map(explain, some)),
     )
 
