@@ -6,13 +6,10 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import Refused, WrongUsage, run
 from mobilemoney_async.cli.options import Service, require_service
-from mobilemoney_async.configuration.settings import Settings
-from mobilemoney_async.values import Secret
+from mobilemoney_async.configuration.settings import Settings, names_service, read_store_key
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -27,14 +24,12 @@ OF_THE_STORE = ("store", "account", "profile", "config")
 
 
 def find_store(service: Service) -> Settings:
-    """Return the settings of a command that needs no service: a store in the environment needs no profile either."""
+    """Return the settings of a command that needs no service: without a profile, a store is enough."""
     url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
-    if not url or service.profile is not None or service.config is not None:
+    if not url or service.profile is not None or names_service(service.config):
         return _require_store(service.settings())
     account = "default" if service.account is None else service.account
-    alone = Settings(profile="", base_url="", is_production=True, store=url, account=account)
-    key = os.environ.get("MOBILEMONEY_STORE_KEY")
-    return attrs.evolve(alone, store_key=Secret(key)) if key else alone
+    return Settings(profile="", base_url="", is_production=True, store=url, account=account, store_key=read_store_key())
 
 
 def _require_store(settings: Settings) -> Settings:

@@ -169,6 +169,19 @@ def program_settings(
     return settings
 
 
+def names_service(config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment, or the file's default profile, names the service that the environment is for."""
+    return config is not None or _find_home(environ, read_profiles(config, environ)) != (None, None)
+
+
+def read_store_key(environ: Mapping[str, str] = os.environ) -> Secret | None:
+    """Return the key of a store that the environment names without a service."""
+    values = read_environment(environ).values
+    of_key = {name: value for name, value in values.items() if name.startswith("store_key")}
+    found: Secret | None = Source(name="environment", values=of_key).read().get("store_key")
+    return found
+
+
 def profile_names(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names of all profiles, for completion: a file that cannot be read has none."""
     try:

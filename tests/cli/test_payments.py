@@ -528,8 +528,11 @@ class TestConfirmAbsent:
         command = ("confirm-absent", "order-1", "--note", "Asha", "--yes")
         refused = run(*command, "--profile", "shop", "--config", str(file))
         assert "may exist without being in the list" in refused.stderr
-        monkeypatch.setenv("MOBILEMONEY_CONFIG", str(file))
-        monkeypatch.setenv("MOBILEMONEY_PROFILE", "shop")
+        variables = {"MOBILEMONEY_CONFIG": str(file), "MOBILEMONEY_PROFILE": "shop", "MOBILEMONEY_STORE": url}
+        refused = run(*command, **variables)
+        assert "may exist without being in the list" in refused.stderr
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
 
         async def confirm() -> None:
             async with AsyncClient.from_env(auth="token") as client:
