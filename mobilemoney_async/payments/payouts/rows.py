@@ -186,8 +186,14 @@ def _numbered(rows: Rows, columns: Mapping[str, str]) -> Iterator[tuple[int, Map
         raise refuse("rows", "the text or an open file of a CSV, or an iterable of mappings", rows)
     checked: Iterable[Any] = rows
     for number, row in enumerate(checked, 1):
-        is_named = isinstance(row, Mapping) and columns
-        yield number, {columns.get(name, name): value for name, value in row.items()} if is_named else row
+        yield number, _rename(number, row, columns) if isinstance(row, Mapping) and columns else row
+
+
+def _rename(number: int, row: Mapping[Any, Any], columns: Mapping[str, str]) -> Mapping[Any, Any]:
+    named = {columns.get(name, name): value for name, value in row.items()}
+    if len(named) < len(row):
+        raise _wrong(f"row {number}: a column is there twice, under the file's name and under ours")
+    return named
 
 
 def _read_content(rows: Any) -> str | bytes | None:
