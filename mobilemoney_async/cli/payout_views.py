@@ -33,6 +33,7 @@ def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
         "payouts": f"{batch.lines:,}",
         "total": _total(batch),
         "note": batch.repeats,
+        "limit": batch.exceeds and f"cannot be approved now: {batch.exceeds}",
         "largest": "; ".join(_describe(each) for each in batch.largest),
         "never paid": _new_recipients(batch),
         **notes_of(batch.duplicates, batch.warnings, batch.left_out),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from mobilemoney_async.cli.options import (
 from mobilemoney_async.cli.payments import find_put_off
 from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts_of, line_columns, notes_of
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def approve(
     _print(approved, as_json=as_json)
     if not as_json:
         next_step = command_line("payouts", "status", approved.id, "--send", *service.flags)
-        say("payouts approve", f"a dispatcher of your program sends them, or: {next_step}")
+        has_some = approved.states.get("QUEUED")
+        said = f"a dispatcher of your program sends them, or: {next_step}" if has_some else "nothing is left to send"
+        say("payouts approve", said)
 
 
 @add_command(payouts_app, "retry")
@@ -212,6 +215,10 @@ def status(
     elif send:
         settings = require_service(service.settings())
         batch = _run(lambda payouts: payouts.get(id), service)
+        if batch.approved_at is None:
+            approve = command_line("payouts", "approve", id, "--by", "NAME", *service.store_flags)
+            advice = f"; another person approves it: {approve}" if batch.state == "proposed" else ""
+            raise Refused(f"batch {id!r} is {batch.state}, not approved: nothing is sent{advice}")
         confirm_money(settings, f"{batch.states.get('QUEUED', 0):,} queued payouts")
         _send(id, service, as_json=as_json, resume=resume)
     else:
@@ -324,7 +331,9 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
     if paused is not None and _open(batch):
         say("payouts", f"stopped: {paused}; {next(iter(left()))} --resume")
         raise typer.Exit(ExitCode.NOT_FINAL)
-    _require_paid(batch, service)
+    lines = _run(lambda payouts: payouts.report(id), service)
+    failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})
+    _require_paid(batch, Counter(each.reason or each.state for each in failed), service)
 
 
 async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:
@@ -337,8 +346,8 @@ async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:
             say("payouts", f"payment {each.key!r} waits: {copyable(str(each.reason))}")
 
 
-def _require_paid(batch: PayoutBatch, service: Service) -> None:
-    """Exit with the code of a batch that is not paid as a whole."""
+def _require_paid(batch: PayoutBatch, reasons: Counter[str], service: Service) -> None:
+    """Exit with the code of a batch that is not paid as a whole; `reasons` are those of the lines that failed."""
     words = count_lines(batch)
     if words.get("unknown"):
         listing = command_line("payments", "list", "--unresolved", *service.store_flags)
@@ -346,9 +355,10 @@ def _require_paid(batch: PayoutBatch, service: Service) -> None:
         raise typer.Exit(ExitCode.UNRESOLVED)
     if _open(batch) or words.get("not sent"):
         raise typer.Exit(ExitCode.NOT_FINAL)
-    if words.get("failed"):
+    if words.get("failed") or words.get("refused"):
         next_step = command_line("payouts", "retry", batch.id, "--by", "NAME", *service.flags)
-        say("payouts", f"once the reason is gone, those that failed go again by: {next_step}")
+        why = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(3))
+        say("payouts", f"failed: {why}; once the reason is gone, those go again by: {next_step}")
     if words.get("paid", 0) < batch.lines:
         raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
 

@@ -86,5 +86,6 @@ def require_within(
     ):
         if limit is not None and spent + amount > limit:
             left, named = max(limit - spent, Decimal(0)), what or f"a disbursement of {amount:,f} TZS"
-            said = f"{named} exceeds {name} of the disbursement limits, {limit:,f} TZS: {left:,f} TZS are left"
-            raise LimitExceeded(f"{said}; nothing was sent", limit=name, most=limit, left=left)
+            said = f"{named} exceeds {name} of the disbursement limits, {limit:,f} TZS"
+            rest = "" if name == "per_payment" else f": {left:,f} TZS are left"
+            raise LimitExceeded(f"{said}{rest}; nothing was sent", limit=name, most=limit, left=left)

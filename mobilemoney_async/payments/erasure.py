@@ -43,7 +43,7 @@ from mobilemoney_async.payments.records.account_status import AccountState, Eras
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import PaymentState, Source
-from mobilemoney_async.payments.records.unmatched import digest
+from mobilemoney_async.payments.records.unmatched import digest, ensure_number_key
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)
@@ -63,10 +63,8 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
         raise StoreError(
             f"account {journal.account!r} has no payment of this number: nothing was erased", outcome="not_sent"
         )
-    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key
-    if key is None:  # nothing was ever sent
-        key, here = secrets.token_hex(32), accounts.c.account == journal.account
-        journal.connection.execute(accounts.update().where(here).values(number_key=key))
+    lock_row(journal.connection, accounts, {"account": journal.account})
+    key = ensure_number_key(journal.connection, journal.account)
     _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
     return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
 
@@ -182,6 +180,10 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]
             of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
             count(history, run(history.update().where(*of_entry, of_person).values(detail="erased")).rowcount)
         of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
+        # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
+        for batch in run(sa.select(batch_lines.c.batch).where(*of_line).distinct()).scalars().all():
+            here = (batches.c.account == journal.account, batches.c.id == batch)
+            run(batches.update().where(*here).values(digest=secrets.token_hex(32)))
         count(batch_lines, run(batch_lines.update().where(*of_line).values(phone_number=marked, info=None)).rowcount)
         of_row = (unmatched.c.account == journal.account, unmatched.c.number_digest == digest(key, number))
         count(unmatched, run(unmatched.update().where(*of_row).values(shown_number="erased", note=None)).rowcount)

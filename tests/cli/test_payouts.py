@@ -13,12 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async.cli import payouts
-from mobilemoney_async.database import schema
-from mobilemoney_async.payments.records.unmatched import digest
+from mobilemoney_async.payments.records.unmatched import digest, number_key
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.tables import insert_line
 from tests.support.commands import Command, run, started
-from tests.support.fakes import NOON
 
 FILE = "phone_number,amount,employee\n+255780000789,850000,E1\n0681 234 502,620000,E2\n+255780000089,700000,E3\n"
 
@@ -67,6 +65,12 @@ def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path,
     own = run("payouts", "approve", batch, "--by", "ASHA", answer="y\n")
     assert (own.exit_code, own.stdout, own.stderr.count("\n")) == (1, "", 1)
     assert "someone else has to approve it" in own.stderr and "Do you approve" not in own.stderr
+    early = run("payouts", "status", batch, "--send")
+    assert (early.exit_code, early.stdout) == (1, "")
+    assert (
+        f"is proposed, not approved: nothing is sent; another person approves it: mobilemoney payouts approve {batch}"
+        in early.stderr
+    )
     declined = run("payouts", "approve", batch, "--by", "Juma", answer="n\n")
     assert declined.exit_code == 1 and "nothing was queued" in declined.stderr
     assert not sandbox.transactions
@@ -74,6 +78,7 @@ def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path,
     assert sent.exit_code == 5, sent.stderr
     assert re.search(r"payments +2 paid, 1 failed", sent.stdout)
     assert "mobilemoney payouts: " in sent.stderr and "mobilemoney payments" not in sent.stderr
+    assert "failed: RECIPIENT_NOT_FOUND (1); once the reason is gone" in sent.stderr
     rows = list(csv.DictReader(io.StringIO(run("payouts", "report", batch).stdout)))
     assert [(row["employee"], row["state"], row["reason"]) for row in rows] == [
         ("E1", "SUCCESS", ""),
@@ -120,6 +125,8 @@ def test_the_limits_of_a_profile_hold_for_batches_and_single_payouts(shop: Path,
     )
     named = ("--profile", "sandbox", "--store", "sqlite:///payroll.db")
     batch = propose(*named)
+    seen = run("payouts", "status", batch, *named).stdout
+    assert "cannot be approved now: line 2 of batch" in " ".join(seen.split())
     approved = run("payouts", "approve", batch, "--by", "Juma", *named, answer="y\n")
     assert approved.exit_code == 1
     assert f"line 2 of batch '{batch}' exceeds per_payment of the disbursement limits" in approved.stderr
@@ -252,7 +259,7 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     batch = propose()
     run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
     with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("INSERT INTO mobilemoney_accounts (account, paused) VALUES ('default', 'the float is empty')")
+        store.execute("UPDATE mobilemoney_accounts SET paused = 'the float is empty'")
     ran = run("payouts", "status", batch, "--send")
     assert (ran.exit_code, len(sandbox.transactions)) == (4, 0), ran.stderr
     assert "stopped: the float is empty; nothing is lost; to go on: mobilemoney payouts status" in ran.stderr
@@ -267,9 +274,8 @@ def test_what_stops_a_line_is_said_while_the_command_waits(shop: Path) -> None:
     batch = propose()
     run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
     with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}", poolclass=sa.pool.NullPool).begin() as connection:
-        account = {"account": "default", "number_key": "k", "first_record_at": NOON}
-        connection.execute(schema.accounts.insert().values(**account))
-        of = {"type": "disbursement", "amount": "850000", "number_digest": digest("k", "+255780000789")}
+        key = number_key(connection, "default")
+        of = {"type": "disbursement", "amount": "850000", "number_digest": digest(key, "+255780000789")}
         insert_line(connection, is_lost=True, **of)
     with _sending(batch) as sending:
         said = "".join(sending.read_error() for _ in range(2))

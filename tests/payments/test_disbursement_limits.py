@@ -230,3 +230,20 @@ def test_limits_are_amounts() -> None:
     """As those of a payment: an int, a Decimal or digits."""
     limits = DisbursementLimits(per_payment="5000.00", per_day=Decimal(7))
     assert limits == DisbursementLimits(per_payment=5_000, per_recipient_a_day=None, per_day=7)
+
+
+async def test_an_earlier_attempt_of_a_line_does_not_count_beside_it(sqlite_file_url: str) -> None:
+    """A payment that was refused without a code may be a line of a batch: it is paid once, whichever attempt did."""
+    world = make_world(sqlite_file_url)
+    async with world.client(disbursement_limits=LIMITS, retry=ONCE) as client:
+        world.service.answer_create = lambda request, payment: error(400, "SOME_LIMIT")
+        with pytest.raises(MobileMoneyError):
+            await pay(client, 1, 900, idempotency_key="k1")
+        file = f"phone_number,amount,key\n{number(1)},900,k1\n"
+        batch = await client.payouts.propose(file, name="x", by="Asha")
+        assert batch.exceeds is None
+        approved = await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        assert approved.states == {"QUEUED": 1}
+        more = await client.payouts.propose(file.replace("k1", "k2"), name="x", by="Asha")
+        assert more.exceeds is not None
+        assert "600 TZS are left" in more.exceeds

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 
 from mobilemoney_async import (
     AsyncClient,
+    DisbursementLimits,
     Erasure,
     IdempotencyConflict,
     InvalidRequest,
+    LimitExceeded,
     PaymentState,
     SQLStore,
     StoreError,
@@ -54,6 +56,36 @@ def everything(url: str) -> str:
 
 def rows(url: str, table: str) -> list[Mapping[str, Any]]:
     return [row._mapping for row in execute(url, sa.select(METADATA.tables[table]))]
+
+
+async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -> None:
+    """For the limit of a day, and for the review of a file that is proposed again; no digest is of the number alone."""
+    sandbox, store = Sandbox(), SQLStore(sqlite_file_url, "shop-1", key="0123456789abcdef")
+    limits = DisbursementLimits(per_recipient_a_day=100_000)
+    file = f"phone_number,amount\n{NUMBER},90000\n"
+    async with sandbox.client(store=store, disbursement_limits=limits) as client:
+        for _ in range(2):  # the second one is erased, and never approved
+            first = await client.payouts.propose(file, name="salaries", by="Asha")
+            await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        async with client.dispatcher():
+            await anyio.sleep(5)
+        await settle(client)
+        await store.erase(phone_number=NUMBER)
+        with pytest.raises(LimitExceeded, match="10,000 TZS are left"):
+            await client.disbursements.create(NUMBER, 20_000, idempotency_key="more")
+        again = await client.payouts.propose(file, name="salaries", by="Asha")
+        assert again.duplicates[2].startswith("this very payment is SUCCESS")
+        assert again.repeats == "1 of 1 lines keep their payments (1 SUCCESS), and are not paid again"
+        assert (again.new_recipients, again.exceeds) == ((), None)
+        other = await client.payouts.propose(f"{file}{NUMBER},10001\n", name="salaries", by="Asha")
+        assert "of the same amount to the same number is SUCCESS" in other.duplicates[2]
+        assert other.exceeds is not None
+        assert "line 2 of batch" in other.exceeds
+        await client.payouts.approve(again.id, by="Juma", digest=again.digest)
+        assert len(sandbox.transactions) == 1
+        assert first.digest not in {row["digest"] for row in rows(sqlite_file_url, "mobilemoney_batches")[:2]}
+        keys = {row["key"] for row in rows(sqlite_file_url, "mobilemoney_payment_records")}
+        assert not any(first.digest[:24] in key for key in keys)
 
 
 @pytest.mark.pairs

@@ -20,7 +20,9 @@ from mobilemoney_async.configuration.disbursement_limits import A_DAY, Disbursem
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.unmatched import kept_forms
 
 _LOCK = 0x6C696D73  # "lims"
 
@@ -52,7 +54,8 @@ def require_payment_within(
     """
     lock_limits(journal)
     others = _select(journal, at, with_queue=not is_queued).where(_columns.key != request.key)
-    own = others.where(_columns.phone_number == request.phone_number)
+    forms = kept_forms(journal.connection, journal.account, [request.phone_number])
+    own = others.where(_columns.phone_number.in_(forms))
     spent = [
         _read(journal.connection.execute(each.with_only_columns(_SUM)).scalar_one()) if is_asked else Decimal(0)
         for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
@@ -65,10 +68,17 @@ def require_batch_within(
 ) -> None:
     """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
     by_number = _select(journal, at, with_queue=True).with_only_columns(_columns.phone_number, _SUM.label("amount"))
-    rows = journal.connection.execute(by_number.group_by(_columns.phone_number))
-    spent = defaultdict(Decimal, {row.phone_number: _read(row.amount) for row in rows})
+    new, spent = list(lines), defaultdict[str, Decimal](Decimal)
+    forms = kept_forms(journal.connection, journal.account, {line.phone_number for line in new})
+    for row in journal.connection.execute(by_number.group_by(_columns.phone_number)):
+        spent[forms.get(row.phone_number, row.phone_number)] += _read(row.amount)
+    for some in chunks(line.key for line in new):
+        # An earlier attempt of theirs, such as one that was refused without a code, is not paid beside the next one.
+        own = _select(journal, at, with_queue=True).where(_columns.key.in_(some))
+        for row in journal.connection.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
+            spent[forms.get(row.phone_number, row.phone_number)] -= Decimal(row.amount)
     in_all = sum(spent.values(), Decimal(0))
-    for line in lines:
+    for line in new:
         # Line by line, so that the error names the first one that is too much.
         amount, said = Decimal(line.amount), f"line {line.line} of batch {id!r}"
         require_within(limits, amount, to_recipient=spent[line.phone_number], in_all=in_all, what=said)

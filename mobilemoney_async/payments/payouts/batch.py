@@ -117,6 +117,8 @@ class PayoutBatch(Data):
             its digits: that of ``salaries 2026-10`` for ``salaries 2026-11``. None if there is none, or it is a retry.
         repeats: Of a proposed one: a sentence if lines have payments already, as of a file that was proposed before:
             they are not paid again. Or None.
+        exceeds: Of a proposed one: a sentence if its approval, were it now, exceeded the client's `DisbursementLimits`.
+            Or None.
         retry_of: Of a retry: the batch with the lines that are paid again, or None.
         left_out: Of a proposed retry: why other lines of that batch, which it has not paid, are not in it, by line.
     """
@@ -140,6 +142,7 @@ class PayoutBatch(Data):
     new_recipients: tuple[int, ...] = ()
     last_total: Decimal | None = None
     repeats: str | None = None
+    exceeds: str | None = None
     retry_of: str | None = None
     left_out: Mapping[int, str] = attrs.field(factory=dict)
 

@@ -28,7 +28,6 @@ from mobilemoney_async.payments.payouts.queries import (
     APPROVED,
     CANCELLED,
     PROPOSED,
-    can_queue,
     change_row,
     count_states,
     find_all_payments,
@@ -43,11 +42,13 @@ from mobilemoney_async.payments.payouts.queries import (
     to_line,
 )
 from mobilemoney_async.payments.payouts.retry import find_open, make_retry, replace, transactions_of
-from mobilemoney_async.payments.payouts.review import find_batch
+from mobilemoney_async.payments.payouts.review import find_batch, lines_to_queue
 from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_rows
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.unmatched import digest as keyed
+from mobilemoney_async.payments.records.unmatched import ensure_number_key
 from mobilemoney_async.resources.bulk_lookup import Lookup
 from mobilemoney_async.values import refuse, require_integer, require_name, require_text
 
@@ -91,11 +92,14 @@ class Payouts:
         """
         title, proposer = require_name("name", name), read_person(by)
         read = read_rows(rows, local_numbers=local_numbers, columns=columns)
-        keys, now = keys_of(digest(read), read), self._utcnow()
+        now = self._utcnow()
 
         def record(journal: Journal) -> PayoutBatch:
+            # Under the account's secret key: a digest of numbers alone would show them to who tries all.
+            secret = ensure_number_key(journal.connection, journal.account)
+            keys = keys_of(keyed(secret, digest(read)), read)
             made = insert_batch(journal, read, keys, name=title, by=proposer, at=now)
-            return find_batch(journal, made, now)
+            return find_batch(journal, made, now, self._limits)
 
         await self._store.database.open()
         return await self._store.write(record)
@@ -138,8 +142,7 @@ class Payouts:
                 lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
                 replace(journal, lines, batch=batch.id, at=now)
                 if limits is not None:
-                    new = [line for line in lines if line.key not in used or can_queue(used[line.key])]
-                    require_batch_within(journal, limits, batch.id, new, at=now)
+                    require_batch_within(journal, limits, batch.id, lines_to_queue(lines, used), at=now)
                 orders = [_order(batch.id, line) for line in lines]
                 enqueue_all(journal, orders, now, used=used)
                 change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
@@ -226,7 +229,7 @@ class Payouts:
             StoreError: There is no such batch.
         """
         name, now = require_name("id", id), self._utcnow()
-        return await self._store.read(lambda journal: find_batch(journal, name, now))
+        return await self._store.read(lambda journal: find_batch(journal, name, now, self._limits))
 
     async def list(self, *, limit: int = 100) -> list[PayoutBatch]:
         """Return the batches that were proposed last, newest first, without their duplicates and warnings.

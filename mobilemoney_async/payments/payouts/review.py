@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import batches, payments
 from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.errors import LimitExceeded
+from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
@@ -31,14 +34,15 @@ from mobilemoney_async.payments.payouts.queries import (
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.unmatched import kept_forms
 
 _RECENT = timedelta(days=30)
 # Largest lines that are shown, and earlier batches among which the last one of a name is looked for.
 _LARGEST, _MOST_EARLIER = 5, 1_000
 
 
-def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
-    """Return a batch; a proposed one with its review."""
+def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLimits | None = None) -> PayoutBatch:
+    """Return a batch; a proposed one with its review, and with the limit that its approval would exceed now."""
     row = find_row(journal, id)
     if row.state != PROPOSED:
         return to_batch(journal, row)
@@ -52,7 +56,23 @@ def find_batch(journal: Journal, id: str, now: datetime) -> PayoutBatch:
         largest=_largest(lines, row),
         new_recipients=_new_recipients(journal, lines),
         last_total=_last_total(journal, row),
+        exceeds=None if limits is None else _exceeds(journal, limits, id, lines_to_queue(lines, used), now),
     )
+
+
+def _exceeds(
+    journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[sa.Row[Any]], now: datetime
+) -> str | None:
+    try:
+        require_batch_within(journal, limits, id, lines, at=now)
+    except LimitExceeded as exc:
+        return str(exc)
+    return None
+
+
+def lines_to_queue(lines: Iterable[sa.Row[Any]], used: Mapping[str, sa.Row[Any]]) -> list[sa.Row[Any]]:
+    """Return the lines that an approval queues: those without a payment, or with one that may be queued again."""
+    return [line for line in lines if line.key not in used or can_queue(used[line.key])]
 
 
 def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLine, ...]:
@@ -65,11 +85,12 @@ def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int
     """Return the lines with numbers that no disbursement of the store was paid to."""
     paid: set[str] = set()
     columns = payments.c
-    for some in chunks({each.phone_number for each in lines}):
+    forms = kept_forms(journal.connection, journal.account, {each.phone_number for each in lines})
+    for some in chunks(forms):
         here = (columns.account == journal.account, columns.phone_number.in_(some))
         was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
         statement = sa.select(columns.phone_number).where(*here, *was_paid).distinct()
-        paid.update(journal.connection.execute(statement).scalars())
+        paid.update(forms[each] for each in journal.connection.execute(statement).scalars())
     return tuple(each.line for each in lines if each.phone_number not in paid)
 
 
@@ -113,8 +134,10 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
     states = Counter(map(line_state, kept))
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
-    ((source, _),) = Counter(row.batch for row in kept).most_common(1)
-    return f"{said}; retry batch {source} to pay its failed lines again" if source else said
+    failed = Counter(row.batch for row in kept if row.batch and obstacle([row]) is None)
+    for source, _ in failed.most_common(1):
+        return f"{said}; retry batch {source} to pay its failed lines again"
+    return said
 
 
 def _duplicates(
@@ -123,12 +146,14 @@ def _duplicates(
     """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
     found: dict[int, str] = {}
     first: dict[tuple[str, ...], int] = {}
-    recent = _recent(journal, {each.phone_number for each in lines}, now)
+    forms = kept_forms(journal.connection, journal.account, {each.phone_number for each in lines})
+    recent = _recent(journal, forms, now)
     for each in lines:
         kind, own = (each.phone_number, each.amount), used.get(each.key)
+        number = own and forms.get(own.phone_number)
         earlier, other = first.setdefault(kind, each.line), recent.get(kind)
         namesake = first.setdefault((each.phone_number,), each.line)
-        if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
+        if own is not None and (own.type, number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
             said = "it is made once"
@@ -147,15 +172,15 @@ def _duplicates(
     return found
 
 
-def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
+def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
     """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
     columns = payments.c
     names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
     unmade = [str(each) for each in (PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)]
     has_failed = (columns.state == str(PaymentState.FINAL)) & (columns.status != str(TransactionStatus.SUCCESS))
     was_refused = (columns.state == str(PaymentState.REFUSED)) & columns.is_certain
-    recent: dict[tuple[str, str], sa.Row[Any]] = {}
-    for some in chunks(sorted(numbers)):
+    recent: dict[tuple[str, str], Any] = {}
+    for some in chunks(sorted(forms)):
         rows = journal.connection.execute(
             sa.select(*names)
             .where(
@@ -169,5 +194,6 @@ def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple
             )
             .order_by(columns.created_at)
         )
-        recent |= {(row.phone_number, row.amount): row for row in rows}
+        for row in rows:
+            recent[forms[row.phone_number], row.amount] = row
     return recent

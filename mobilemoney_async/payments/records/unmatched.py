@@ -13,7 +13,8 @@ A kind is type, phone number and amount. Of the number the table has a keyed dig
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -21,12 +22,14 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import international, same_number
+from mobilemoney_async.contract.comparison import ERASED, international, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import (
     accounts,
+    erasures,
     insert_missing,
+    lock_row,
     unmatched,
 )
 from mobilemoney_async.database.serialization import load_amount, shorten
@@ -108,6 +111,26 @@ def number_key(connection: sa.Connection, account: str) -> str:
     """Return the account's key of the digests, empty before its first payment."""
     statement = sa.select(accounts.c.number_key).where(accounts.c.account == account)
     return connection.execute(statement).scalar_one_or_none() or ""
+
+
+def ensure_number_key(connection: sa.Connection, account: str) -> str:
+    """Return the account's key of the digests, which is made if there is none."""
+    if found := number_key(connection, account):
+        return found
+    key = lock_row(connection, accounts, {"account": account}).number_key
+    if key is None:
+        key = secrets.token_hex(32)
+        connection.execute(accounts.update().where(accounts.c.account == account).values(number_key=key))
+    return str(key)
+
+
+def kept_forms(connection: sa.Connection, account: str, numbers: Iterable[str]) -> dict[str, str]:
+    """Return the number for each form in which records may keep it: as it is, and erased if some of the account are."""
+    found = {number: number for number in numbers}
+    if connection.execute(sa.select(erasures.c.at).where(erasures.c.account == account).limit(1)).first() is not None:
+        key = number_key(connection, account)
+        found |= {f"{ERASED}{digest(key, number)}": number for number in list(found)}
+    return found
 
 
 def add_line(
