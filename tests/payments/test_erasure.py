@@ -64,9 +64,8 @@ async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -
     limits = DisbursementLimits(per_recipient_a_day=100_000)
     file = f"phone_number,amount\n{NUMBER},90000\n"
     async with sandbox.client(store=store, disbursement_limits=limits) as client:
-        for _ in range(2):  # the second one is erased, and never approved
-            first = await client.payouts.propose(file, name="salaries", by="Asha")
-            await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        first = await client.payouts.propose(file, name="salaries", by="Asha")
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
         async with client.dispatcher():
             await anyio.sleep(5)
         await settle(client)
@@ -83,7 +82,9 @@ async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -
         assert "line 2 of batch" in other.exceeds
         await client.payouts.approve(again.id, by="Juma", digest=again.digest)
         assert len(sandbox.transactions) == 1
-        assert first.digest not in {row["digest"] for row in rows(sqlite_file_url, "mobilemoney_batches")[:2]}
+        assert first.digest not in {
+            row["digest"] for row in rows(sqlite_file_url, "mobilemoney_batches") if row["id"] == first.id
+        }
         keys = {row["key"] for row in rows(sqlite_file_url, "mobilemoney_payment_records")}
         assert not any(first.digest[:24] in key for key in keys)
 

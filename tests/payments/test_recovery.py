@@ -39,7 +39,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     Span,
     why_compare,
 )
-from mobilemoney_async.payments.ownership.duplicates import require_remembered
+from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard, require_remembered
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew
 from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.records.unmatched import digest
@@ -419,6 +419,20 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
         insert_line(connection, **{"account": "a", "is_lost": True, "shown_number": "25578***0789", **changes})
         with pytest.raises(DuplicateSuspected) if stops else nullcontext():
             require_remembered(connection, "a", request)
+    engine.dispose()
+
+
+def test_a_forgotten_transaction_stops_no_payment_of_another_kind() -> None:
+    """Also where one of its kind is not claimed, and stops nothing, since it fits no payment."""
+    engine = sa.create_engine("sqlite://")
+    schema.METADATA.create_all(engine)
+    request = PaymentRequest(key="k", type=TransactionType.COLLECTION, phone_number="+255780000789", amount="1000")
+    guard = DuplicateGuard("a")
+    with engine.begin() as connection:
+        insert_line(connection, account="a", is_lost=True, amount="777")
+        checks = guard.parameters(connection, request, NOON)
+        insert_line(connection, account="a", transaction_id="tx-2", number_digest=checks["of_digest"])
+        guard.require_unsuspected(connection, request, "tx-2", checks)
     engine.dispose()
 
 

@@ -42,7 +42,7 @@ FAULTS: dict[str, float] = {
     "list_unreadable": 0.1,
     "list_gap": 0.1,
     "list_hole": 0.02,
-    "list_miss": 0.05,
+    "list_miss": 0.3,
     "other_merchant": 0.5,
     "other_system": 0.5,
     "callback_lost": 0.5,
