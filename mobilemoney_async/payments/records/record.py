@@ -425,7 +425,10 @@ def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | Non
         asked_at: When a caller's create began; None for a dispatcher, which sends queued payments only.
     """
     if record.state is not PaymentState.QUEUED:
-        return f"it is {record.state}, not queued" if asked_at is None else None
+        if asked_at is None:
+            return f"it is {record.state}, not queued"
+        if not record.is_late:  # which a dispatcher has said, while the create waited
+            return None
     end = record.not_after
     # A create that began later is a new wish.
     if end is None or now < end or (asked_at is not None and asked_at >= end):
