@@ -186,6 +186,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def pause(self, reason: str = "the program has paused it") -> None:
         """Send nothing from now on, in any process of the account, until `resume`; requests on their way go on."""
         self._order = Pause(require_text("reason", reason))
+        self._stop_waiting()
         self._stir()
 
     def resume(self) -> None:
@@ -201,6 +202,12 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             return "the dispatcher is closed"
         pause = self._pause if self._order is None else self._order
         return pause.reason if pause.lasts else None
+
+    def _stop_waiting(self) -> None:
+        """Leave the payment in the queue that was taken from it, and waits, for the rate limit say."""
+        for _, scope in self._sending.values():
+            if not scope.shield:
+                scope.cancel()
 
     async def _save_order(self) -> None:
         """Let the store have the program's last order."""
@@ -293,7 +300,15 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         tasks.start_soon(self._send, record, extra, granted, scope)
         # One that was refused, perhaps not for certain, may need a listing first.
         with anyio.move_on_after(None if record.is_certain else _PATIENCE):
-            await granted.wait()
+            while not granted.is_set():
+                with anyio.move_on_after(_WAIT):
+                    await granted.wait()
+                    return
+                with suppress(StoreError):  # what waits decides as it begins, too
+                    pause = await self._store.read(find_pause, share_key="")
+                    if pause.lasts and self._order is None:  # of another process
+                        self._take(pause, None)
+                        self._stop_waiting()
 
     async def _send(
         self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
