@@ -233,9 +233,10 @@ def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> Pay
 
 
 def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
-    """Let payments that are still queued wait until a time."""
+    """Let payments that are still queued wait until a time, or for as long as they do anyway."""
+    is_sooner = sa.or_(_columns.not_before.is_(None), _columns.not_before < until)
     for some in chunks(keys):
-        here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED)
+        here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED, is_sooner)
         journal.connection.execute(payments.update().where(*here).values(not_before=until))
 
 
