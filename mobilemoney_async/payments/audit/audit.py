@@ -29,7 +29,7 @@ from mobilemoney_async.payments.audit.report import (
     unsettled_of,
 )
 from mobilemoney_async.payments.ownership.evidence import Walk
-from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -49,6 +49,7 @@ _MARGIN = timedelta(minutes=10)
 
 async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_date: date) -> AuditReport:
     """Compare the store with the service; see `Payments.audit`."""
+    pipeline = unhurried(pipeline)
     walk = await Lister(pipeline).complete(from_date, to_date, lane=Priority.BULK)
     start, last = (datetime.combine(each, time(), UTC) for each in (from_date, to_date))
     now = pipeline.utcnow()

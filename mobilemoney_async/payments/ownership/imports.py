@@ -15,7 +15,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import insert_missing, payments, unmatched
 from mobilemoney_async.errors import InvalidRequest, StoreError
-from mobilemoney_async.payments.ownership.listing import Lister
+from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.ownership.reconciliation import adopt
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -36,6 +36,7 @@ async def import_transactions(
     store: AccountStore, pipeline: Pipeline, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str]
 ) -> list[PaymentRecord]:
     """Import transactions that no payment owns; see `Payments.recover`."""
+    pipeline = unhurried(pipeline)
     named = unmatched.c.transaction_id.in_([*keys.values()])
     known = await store.read(lambda journal: find_lines(journal.connection, journal.account, named))
     times = [each.shown.created_at for each in known if each.shown.created_at is not None]

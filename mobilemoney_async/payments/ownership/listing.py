@@ -32,6 +32,11 @@ _RECENT = timedelta(minutes=10)
 _NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
 
 
+def unhurried(pipeline: Pipeline) -> Pipeline:
+    """Return a pipeline without the deadline of a call: there may be a queue for hundreds of pages."""
+    return attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
+
+
 class _Reader:
     """Reader of single pages, which keeps their rows.
 
@@ -101,7 +106,7 @@ class _Reader:
 class Lister:
     """Reader of the transaction list of one client. It may be cancelled: it changes nothing."""
 
-    _pipeline: Pipeline
+    _pipeline: Pipeline = attrs.field(converter=unhurried)
 
     async def complete(self, first_day: date, last_day: date | None = None, lane: Priority = Priority.BULK) -> Walk:
         """Read all transactions of some days, in two requests more than they have pages.

@@ -127,8 +127,8 @@ class Recovery:
 
     @property
     def _lister(self) -> Lister:
-        """Reader of the list, without the deadline of a call: there may be a queue for hundreds of pages."""
-        return Lister(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, deadline=None)))
+        """Reader of the list."""
+        return Lister(self._pipeline)
 
     async def admit(self, request: PaymentRequest, facts: AccountFacts) -> bool:
         """Compare the store with its service if that is due before a payment is sent.
@@ -143,7 +143,8 @@ class Recovery:
         is_collection = request.type == TransactionType.COLLECTION
         await self.binding.require_bound(facts, is_lenient=is_collection)
         if self._store.sole_writer is False:
-            return False  # the newest rows may always be those of other systems
+            await self._compare_nothing(facts)
+            return False
         if facts.lost_at is not None:
             await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
         now = self._pipeline.utcnow()
@@ -166,6 +167,8 @@ class Recovery:
 
     async def leave_to_reconcile(self) -> None:
         """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
+        if self._store.sole_writer is False:
+            return
         self._put_off(f"{_UNREADABLE}: no answer came in time")
         facts = await self.binding.read()
         if why_compare(facts, self._pipeline.utcnow()) is not None:
@@ -173,6 +176,9 @@ class Recovery:
 
     async def restored(self, note: str) -> None:
         """Note someone's word that the store was restored from a backup: it is compared before anything is paid."""
+        if self._store.sole_writer is False:
+            said = "where other systems pay too (sole_writer=False) nothing shows which payments the store has lost"
+            raise StoreError(f"{said}: compare it with your books by payments.audit", outcome="not_sent")
         now = self._pipeline.utcnow()
         newest = await self._store.read(lambda journal: _newest_until(journal, now))
         self._store.due_since = now
@@ -199,7 +205,10 @@ class Recovery:
         """
         facts = await self.binding.read() if facts is None else facts
         why = why_compare(facts, self._pipeline.utcnow())
-        if why is None or self._store.sole_writer is False:
+        if self._store.sole_writer is False:
+            await self._compare_nothing(facts)
+            return
+        if why is None:
             return
         self.memory.unreadable_until = -math.inf
         try:
@@ -207,6 +216,12 @@ class Recovery:
         except _UnreadableError as exc:
             if isinstance(exc.__cause__, MobileMoneyError):
                 raise exc.__cause__ from None
+
+    async def _compare_nothing(self, facts: AccountFacts) -> None:
+        """End a comparison that is due where other systems pay: the newest rows may always be theirs."""
+        if facts.due_since is not None:
+            self._store.due_since = None
+            await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
 
     def _put_off(self, obstacle: str) -> None:
         """Ask for the list no more for a while, since it could not be read, or shows too little."""
