@@ -289,7 +289,7 @@ class Merchants:
     async def _suspend_unknown(self, parts: AccountStore, utcnow: Callable[[], datetime], reason: str) -> None:
         """Suspend an account whose merchant the platform does not know; say so once for all hosts."""
         try:
-            is_new = await parts.change_state(AccountState.SUSPENDED, reason, utcnow)
+            is_new = await parts.change_state(AccountState.SUSPENDED, reason, utcnow, by_machine=True)
         except StoreError as exc:
             warn_of_store(f"account {parts.account!r} has no merchant, and cannot be suspended", exc)
             return

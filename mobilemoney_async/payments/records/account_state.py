@@ -63,14 +63,17 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
     connection.execute(statement, rows)
 
 
-def change_state(connection: sa.Connection, account: str, state: AccountState, note: str | None, at: datetime) -> bool:
-    """Change the state of an account, and return whether it was another one before."""
+def change_state(
+    connection: sa.Connection, account: str, state: AccountState, note: str | None, at: datetime, *, by_machine: bool
+) -> bool:
+    """Change the state of an account, and return whether it was another one; a machine changes no one's decision."""
     value = None if state is AccountState.ACTIVE else str(state)
     was_erased = sa.select(erasures.c.at).where(erasures.c.account == account, erasures.c.digest == WHOLE_ACCOUNT)
     if state is not AccountState.REMOVED and connection.execute(was_erased).first() is not None:
         # Processes that knew its secret key may compare with that still.
         raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
-    if lock_row(connection, accounts, {"account": account}).state == value:
+    before = lock_row(connection, accounts, {"account": account}).state
+    if before == value or (by_machine and before is not None):
         return False
     values = {"state": value, "state_note": None if note is None else printable(note), "state_at": at}
     connection.execute(accounts.update().where(accounts.c.account == account).values(values))

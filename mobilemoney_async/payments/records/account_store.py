@@ -182,11 +182,14 @@ class AccountStore:
         time_of = self.database.time_of_transaction(utcnow)
         return await self.write(lambda journal: work(journal, time_of(journal.connection)))
 
-    async def change_state(self, state: AccountState, note: str | None, utcnow: Callable[[], datetime]) -> bool:
-        """Change the state of the account, for all processes, and return whether it was another one before."""
+    async def change_state(
+        self, state: AccountState, note: str | None, utcnow: Callable[[], datetime], *, by_machine: bool = False
+    ) -> bool:
+        """Change the state of the account, for all processes, as `account_state.change_state` does."""
         await self.database.open()
         return await self.decide(
-            lambda journal, at: change_state(journal.connection, self.account, state, note, at), utcnow
+            lambda journal, at: change_state(journal.connection, self.account, state, note, at, by_machine=by_machine),
+            utcnow,
         )
 
     def _place(self, key: str | None) -> Sequence[str]:
