@@ -149,12 +149,13 @@ class RecordedAttempts:
 
     def _limit_check(self) -> Callable[[Journal], object]:
         """Return a check, for the transaction that begins the payment, that raises `LimitExceeded`."""
-        limits, request, is_queued = self.limits, self.request, self.is_queued
+        # A create that finds its payment in the queue is a wish like others, and waits for none of them.
+        limits, request, is_of_queue = self.limits, self.request, self.asked_at is None
         if limits is None:
             return lambda _: None
         time_of = self.store.database.time_of_transaction(self.utcnow)
         return lambda journal: require_payment_within(
-            journal, limits, request, at=time_of(journal.connection), is_queued=is_queued
+            journal, limits, request, at=time_of(journal.connection), is_of_queue=is_of_queue
         )
 
     async def answered(self, answer: Acknowledgement) -> None:

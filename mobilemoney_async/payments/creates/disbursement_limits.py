@@ -46,14 +46,14 @@ def lock_limits(journal: Journal) -> None:
 
 
 def require_payment_within(
-    journal: Journal, limits: DisbursementLimits, request: PaymentRequest, *, at: datetime, is_queued: bool
+    journal: Journal, limits: DisbursementLimits, request: PaymentRequest, *, at: datetime, is_of_queue: bool
 ) -> None:
     """Raise `LimitExceeded` if a payment that is about to begin exceeds a limit.
 
-    Queued payments do not count for a payment that comes from there: a full queue would stop itself.
+    Queued payments do not count for one that a dispatcher sends: a full queue would stop itself.
     """
     lock_limits(journal)
-    others = _select(journal, at, with_queue=not is_queued).where(_columns.key != request.key)
+    others = _select(journal, at, with_queue=not is_of_queue).where(_columns.key != request.key)
     forms = kept_forms(journal.connection, journal.account, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
     spent = [
