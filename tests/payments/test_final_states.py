@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mobilemoney_async import PaymentCause
+from mobilemoney_async import PaymentCause, SQLStore
 from mobilemoney_async.events import FinalStateChanged
 from mobilemoney_async.payments.records.next_steps import next_step
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
@@ -41,6 +41,23 @@ async def test_a_final_state_that_changes_is_told_once(
     assert record.reason is not None and record.reason in next_step(record, world.utcnow()).text
     assert [each.what for each in record.history].count("contradiction") == 1
     assert caplog.text.count("was finally FAILED") == 1
+
+
+@pytest.mark.slow
+async def test_an_erased_number_does_not_come_back_with_another_state(sqlite_file_url: str) -> None:
+    """Not as an operator takes the new state, nor as the list shows it after that."""
+    world = make_world(sqlite_file_url)
+    payment = await fail(world)
+    store = SQLStore(world.url, grace=GRACE)
+    await store.erase(phone_number=number(2))
+    payment.status = "SUCCESS"
+    async with world.client(store=store) as client:
+        await read(client)
+        assert (await world.get(client, "k")).cause is PaymentCause.CHANGED
+        await client.payments.recover({"k": payment.id}, note="Asha: it was paid")
+        record = await world.get(client, "k")
+    assert record.transaction is not None
+    assert (record.status, record.transaction.phone_number) == ("SUCCESS", "erased")
 
 
 async def fail(world: World) -> Any:

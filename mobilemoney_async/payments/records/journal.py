@@ -325,7 +325,8 @@ class Journal:
             if mismatch is not None:
                 return self._hold_open(row, mismatch, source=source, at=at)
             # The list may have its own word for the type, by which no state is known to be final.
-            transaction = attrs.evolve(transaction, type=TransactionType(row.type))
+            number = "erased" if row.phone_number.startswith(ERASED) else transaction.phone_number
+            transaction = attrs.evolve(transaction, type=TransactionType(row.type), phone_number=number)
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
             return None
         if row.state == PaymentState.FINAL:
@@ -369,6 +370,8 @@ class Journal:
     def take_final_state(self, record: PaymentRecord, transaction: Transaction, *, note: str, at: datetime) -> None:
         """Take the final state that the service shows now for a payment's transaction, which had another one."""
         status = str(transaction.status)
+        if record.phone_number.startswith(ERASED):
+            transaction = attrs.evolve(transaction, phone_number="erased")
         values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
         values |= reason_columns(None)
         change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
