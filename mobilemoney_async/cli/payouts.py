@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
+import attrs
 import typer
 
 from mobilemoney_async.cli import output
@@ -33,6 +34,7 @@ from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
+from mobilemoney_async.payments.records.account_status import AccountState
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -329,11 +331,26 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
     batch, paused = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
     if paused is not None and _open(batch):
-        say("payouts", f"stopped: {paused}; {next(iter(left()))} --resume")
+        settings = find_store(service)
+        if run_with_account("payouts", _find_state, settings) is AccountState.ACTIVE:
+            advice = f"{next(iter(left()))} --resume"
+        else:
+            flags = attrs.evolve(service, account=None).store_flags
+            advice = (
+                f"nothing is lost; it pays again after {command_line('accounts', 'resume', settings.account, *flags)}"
+            )
+        say("payouts", f"stopped: {paused}; {advice}")
         raise typer.Exit(ExitCode.NOT_FINAL)
     lines = _run(lambda payouts: payouts.report(id), service)
     failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})
     _require_paid(batch, Counter(each.reason or each.state for each in failed), service)
+
+
+async def _find_state(store: AccountStore) -> AccountState:
+    from mobilemoney_async.sharing.accounts import read_accounts
+
+    found = await read_accounts(store, everything=True)
+    return next((each.state for each in found if each.account == store.account), AccountState.ACTIVE)
 
 
 async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:

@@ -264,6 +264,12 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     assert (ran.exit_code, len(sandbox.transactions)) == (4, 0), ran.stderr
     assert "stopped: the float is empty; nothing is lost; to go on: mobilemoney payouts status" in ran.stderr
     assert ran.stderr.rstrip().endswith("--resume")
+    run("accounts", "suspend", "default", "--note", "papers are late")
+    suspended = run("payouts", "status", batch, "--send")
+    assert suspended.stderr.rstrip().endswith(
+        "nothing is lost; it pays again after mobilemoney accounts resume default"
+    )
+    run("accounts", "resume", "default")
     assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume").stdout
     assert run("payouts", "status", batch, "--resume").exit_code == 2
 
