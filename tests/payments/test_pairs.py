@@ -1,0 +1,185 @@
+"""Pairs of features that meant the same thing differently: a deadline and a comparison, a pause and the rate limit.
+
+Each was found by trying one feature with another; both alone had their tests.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import (
+    AccountNeed,
+    AccountState,
+    AsyncClient,
+    DisbursementLimits,
+    LimitExceeded,
+    NoSuchMerchant,
+    OutcomeUnknown,
+    PaymentChange,
+    PaymentState,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sharing.overview import read_overview
+from tests.payments.platform import NUMBER, PAYS, STAYS_OPEN, Platform
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+def store(sqlite_file_url: str) -> SQLStore:
+    return SQLStore(sqlite_file_url)
+
+
+async def test_an_order_that_was_told_as_late_is_not_sent_later(
+    store: SQLStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its create waits for the rate limit while a dispatcher takes it out of the queue."""
+    caplog.set_level(logging.CRITICAL)
+    sandbox, told, sent = Sandbox(), set[str](), list[str]()
+
+    async def settle(change: PaymentChange) -> None:
+        if change.state is PaymentState.NOT_SENT:
+            told.add(str(change.key))
+
+    async def order(backend: Backend, number: int) -> None:
+        with suppress(StoreError):  # of those that are late
+            await backend.collect(f"o{number}", phone_number=f"+2556812{number:05d}", amount=5000, patience=100.0)
+
+    async with (
+        sandbox.client(store=store) as client,
+        Backend(client, send_within=20, on_settled=settle, name="shop") as backend,
+    ):
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(order, backend, number)
+        await anyio.sleep(60)
+        for record in await client.payments.list():
+            sent += [record.key] if record.sent_at is not None else []
+    assert told
+    assert told.isdisjoint(sent)
+    assert len(sent) == len(sandbox.transactions)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_pause_stops_the_payment_that_waits_for_the_rate_limit(store: SQLStore, is_own: bool) -> None:
+    """It was not on its way, whichever process has paused."""
+    sandbox = Sandbox()
+    order: dict[str, Any] = {"type": "disbursement", "phone_number": PAYS, "amount": 50_000}
+
+    async def collect(client: AsyncClient, number: int) -> None:
+        await client.collections.create(f"+2556812{number:05d}", 1000, idempotency_key=f"order-{number}")
+
+    async with (
+        sandbox.client(store=store) as client,
+        client.dispatcher() as dispatcher,
+        sandbox.client(store=store) as another,
+    ):
+        await anyio.sleep(1)  # then that one sends
+        async with another.dispatcher() as other, anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(collect, client, number)
+            await anyio.sleep(5)
+            await client.payments.enqueue(**order, idempotency_key="salary")
+            await anyio.sleep(5)
+            (dispatcher if is_own else other).pause("wrong file")
+        await anyio.sleep(60)
+        record = await client.payments.get("salary")
+        assert record is not None
+        assert (record.state, dispatcher.stats.paused) == (PaymentState.QUEUED, "wrong file")
+    assert PAYS not in {each.phone_number for each in sandbox.transactions.values()}
+
+
+async def test_a_hold_makes_no_scheduled_payment_earlier(store: SQLStore) -> None:
+    """One that waits until tomorrow goes on to wait until then."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=store) as client:
+        for key, wait in (("rent", timedelta(days=1)), ("now", None)):
+            await client.payments.enqueue(
+                type="disbursement", phone_number=NUMBER, amount=5000, idempotency_key=key, not_before=wait
+            )
+        await client.payments.hold(["rent", "now"], timedelta(seconds=15))
+        rent, now = [await client.payments.get(key) for key in ("rent", "now")]
+        assert rent is not None and rent.not_before is not None
+        assert now is not None and now.not_before is not None
+        assert (rent.not_before - now.not_before) > timedelta(hours=23)
+
+
+@pytest.mark.parametrize("deadline", [None, 5.0])
+async def test_a_deadline_of_calls_is_none_of_the_list(store: SQLStore, deadline: float | None) -> None:
+    """A page may come late, or wait behind payments: what is unknown is looked for, and books are compared."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=store) as setting_up:
+        sandbox.script(faults.drop(processed=True), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await setting_up.collections.create(NUMBER, 1000, idempotency_key="lost")
+        async with sandbox.client(store=store, deadline=deadline) as client:
+            sandbox.script(faults.latency(10), times=20)
+            (found,) = await client.payments.reconcile()
+            assert found.state is PaymentState.ACKNOWLEDGED
+            today = sandbox.now.date()
+            report = await client.payments.audit(from_date=today - timedelta(days=1), to_date=today)
+            assert report.transactions == 1
+
+
+async def test_where_other_systems_pay_no_account_stays_behind(sqlite_file_url: str) -> None:
+    """Nothing is compared there, and an operator's word that it should be is refused."""
+    store, sandbox = SQLStore(sqlite_file_url, sole_writer=False), Sandbox()
+    async with sandbox.client(store=store) as client:
+        await client.disbursements.create(NUMBER, 5000, idempotency_key="k1")
+        with pytest.raises(StoreError, match="sole_writer=False"):
+            await client.payments.restored(note="Asha: the backup of Monday")
+    # All accounts of the store are said to be restored, or a program without the option has found them behind.
+    async with sandbox.client(store=SQLStore(sqlite_file_url)) as other:
+        await other.payments.restored(note="Asha: the backup of Monday")
+    async with sandbox.client(store=store) as client:
+        assert (await read_overview(account_store(store), sandbox.now)).is_stopped
+        await client.payments.reconcile()
+        assert not (await read_overview(account_store(store), sandbox.now)).is_stopped
+
+
+async def test_a_removed_merchant_whose_secret_is_gone_stays_removed(sqlite_file_url: str) -> None:
+    """The usual order of leaving; what is open cannot be followed, and nobody's word is changed."""
+    platform, events, is_gone = Platform(sqlite_file_url), list[str](), False
+
+    async def auth(account: str) -> str:
+        if is_gone:
+            raise NoSuchMerchant("it is not in the vault")
+        return platform.sandbox.tokens[account]
+
+    def note(account: str, event: Any) -> None:
+        events.append(type(event).__name__)
+
+    async with platform.merchants(auth=auth) as merchants:
+        await (await merchants.client("shop-1")).collections.create(STAYS_OPEN, 5000, idempotency_key="order-1")
+        await merchants.remove("shop-1", note="contract 17")
+    is_gone = True
+    async with platform.merchants(auth=auth, on_event=note) as merchants, merchants.worker():
+        await anyio.sleep(90)
+        (status,) = [each async for each in merchants.overview(everything=True)]
+    assert (status.state, status.note) == (AccountState.REMOVED, "contract 17")
+    assert AccountNeed.SUSPENDED not in status.needs
+    assert "MerchantSuspended" not in events
+
+
+async def test_a_refund_from_the_queue_does_not_take_the_place_of_salaries(store: SQLStore) -> None:
+    """A create that finds its payment in the queue counts the others there, as any create does."""
+    sandbox, limits = Sandbox(), DisbursementLimits(per_day=1_000)
+    async with sandbox.client(store=store, disbursement_limits=limits) as client:
+        order: dict[str, Any] = {"type": "disbursement", "phone_number": PAYS, "amount": 900}
+        await client.payments.enqueue(**order, idempotency_key="salary")
+        await client.payments.enqueue(**{**order, "phone_number": NUMBER, "amount": 500}, idempotency_key="refund")
+        with pytest.raises(LimitExceeded):
+            await client.disbursements.create(NUMBER, 500, idempotency_key="refund")
+        await client.payments.cancel("refund", note="Asha: later")
+        await client.disbursements.create(PAYS, 900, idempotency_key="salary")
+    assert len(sandbox.transactions) == 1
