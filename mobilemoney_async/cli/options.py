@@ -168,6 +168,11 @@ def require_phone_number(text: str, settings: Settings) -> str:
     return check(normalise_phone_number, text, "PHONE must be + and 8 to 15 digits, such as +255681234567")
 
 
+def read_phone_number(text: str | None, settings: Settings) -> str | None:
+    """Return the number of an option ``--phone`` as `require_phone_number` does; None if it was not given."""
+    return None if text is None else require_phone_number(text, settings)
+
+
 def check_timeout(timeout: float | None) -> None:
     """Raise `Refused` if the option ``--timeout`` is not a number of seconds."""
     if timeout is not None:

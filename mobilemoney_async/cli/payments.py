@@ -22,6 +22,7 @@ from mobilemoney_async.cli.options import (
     Service,
     Unmasked,
     command_line,
+    read_phone_number,
     require_yes,
     with_service,
 )
@@ -66,6 +67,8 @@ payments_app: typer.Typer = command_group(
 )
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The payment's idempotency key.")]
+_NAME = "Its idempotency key, or else its transaction id, the service's reference or its external id."
+Name = Annotated[str, typer.Argument(metavar="KEY", help=_NAME)]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the payment's history.")]
 UnresolvedCode = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 3 if a payment is unknown or absent: for monitoring.")
@@ -75,6 +78,8 @@ State = Annotated[list[PaymentState] | None, typer.Option(metavar="STATE", case_
 Unresolved = Annotated[
     bool, typer.Option("--unresolved", help="Only payments with an unknown result, or that are being sent.")
 ]
+_PHONE = "Only payments of this customer's number, as for collect. An erased number is not found."
+Phone = Annotated[str | None, typer.Option("--phone", metavar="NUMBER", help=_PHONE)]
 _NEWEST = f"At most so many, the newest; 0 for all. Default: {_LIMIT}; with --unresolved all."
 Limit = Annotated[int | None, typer.Option(min=0, help=_NEWEST)]
 _STALE = "Count a payment in SENDING as unknown if it was sent so long ago. 0 only if no other process is alive."
@@ -100,6 +105,7 @@ def list_payments(
     *,
     state: State = None,
     unresolved: Unresolved = False,
+    phone: Phone = None,
     limit: Limit = None,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
@@ -114,7 +120,8 @@ def list_payments(
         if not unresolved or limit or service.account is not None:
             said = "goes with --unresolved, and without --limit and --account"
             raise typer.BadParameter(said, param_hint="--all-accounts")
-        of_each = of_all_accounts("payments", AccountNeed.UNKNOWN, lambda book: book.unresolved(), service)
+        find_open = partial(_unresolved, number=read_phone_number(phone, find_store(service)))
+        of_each = of_all_accounts("payments", AccountNeed.UNKNOWN, find_open, service)
         show = partial(print_payments, unmasked=unmasked)
         print_by_account(of_each, show, as_json=as_json, unmasked=unmasked)
         _exit_for([record for records in of_each.values() for record in records], exit_code=exit_code)
@@ -124,11 +131,12 @@ def list_payments(
     # One more than the output shows whether there are more.
     most = limit + 1 if limit else None
     store = find_store(service)
+    number = read_phone_number(phone, store)
 
     async def find(book: PaymentBook) -> list[PaymentRecord]:
         if unresolved:
-            return (await book.unresolved())[::-1][:most]
-        return await book.list(state or None, limit=most, newest_first=True)
+            return (await _unresolved(book, number=number))[::-1][:most]
+        return await book.list(state or None, phone_number=number, limit=most, newest_first=True)
 
     records = run_with_store(find, store)
     shown = (records[:limit] if limit else records)[::-1]
@@ -145,9 +153,10 @@ def list_payments(
 
 @add_command(payments_app, "show")
 @with_service(*OF_THE_STORE)
-def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = False, service: Service) -> None:
+def show_payment(*, key: Name, as_json: AsJSON = False, unmasked: Unmasked = False, service: Service) -> None:
     """Show one payment with its history and the next step. Needs no service."""
-    record = _find_record(key, find_store(service))
+    store = find_store(service)
+    record = run_with_store(partial(_find_named, name=key, account=store.account), store)
     if as_json:
         output.print_json(output.plain(record, unmasked=unmasked))
     else:
@@ -249,6 +258,25 @@ def identify(
 async def find_put_off(payments: PaymentBook) -> list[PaymentRecord]:
     """Return queued payments that could not be sent: the oldest of the queue were tried first."""
     return [each for each in await payments.list(PaymentState.QUEUED, limit=_LIMIT) if each.reason is not None]
+
+
+async def _unresolved(book: PaymentBook, *, number: str | None) -> list[PaymentRecord]:
+    return [each for each in await book.unresolved() if number in {None, each.phone_number}]
+
+
+async def _find_named(book: PaymentBook, *, name: str, account: str) -> PaymentRecord:
+    """Return the payment with a key, or else with another name, with its history."""
+    record = await book.get(name)
+    if record is not None:
+        return record
+    keys = [each.key for each in await book.find(name)]
+    if len(keys) > 1:
+        raise Refused(f"several payments have the name {name!r}: show one by its key: {', '.join(map(repr, keys))}")
+    record = await book.get(keys[0]) if keys else None
+    if record is None:
+        raise Refused(f"there is no payment {name!r} of account {account!r}")
+    say("payments", f"{name!r} is a name of the payment with the key {record.key!r}")
+    return record
 
 
 def _find_record(key: str, settings: Settings) -> PaymentRecord:

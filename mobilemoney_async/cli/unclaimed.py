@@ -15,7 +15,16 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, copyable, say
-from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, Unmasked, Yes, require_yes, with_service
+from mobilemoney_async.cli.options import (
+    AllAccounts,
+    AsJSON,
+    Service,
+    Unmasked,
+    Yes,
+    read_phone_number,
+    require_yes,
+    with_service,
+)
 from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments, writers
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
@@ -24,7 +33,7 @@ from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
-from mobilemoney_async.values import csv_cell, normalise_phone_number, shown_id
+from mobilemoney_async.values import csv_cell, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -91,7 +100,7 @@ def explain_transaction(
         raise WrongUsage("give either ids, or --before and --phone (with --lost, if you want)")
     names = list(transaction_ids or ())
     if is_filtered:
-        number = None if phone is None else normalise_phone_number(phone)
+        number = read_phone_number(phone, store)
         listed = run_with_store(lambda book: book.unclaimed(), store)
         found = [each for each in listed if _is_chosen(each, day, number, lost=lost)]
         if not found:

@@ -98,6 +98,7 @@ class PaymentBook:
         *,
         type: TransactionType | str | None = None,
         since: datetime | None = None,
+        phone_number: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
     ) -> builtins.list[PaymentRecord]:
@@ -107,6 +108,7 @@ class PaymentBook:
             state: Only those in this state, or in one of these.
             type: Only collections or disbursements.
             since: Only those first recorded at this time or later; an aware datetime.
+            phone_number: Only those of this number, which finds no erased one.
             limit: At most so many, from 1. Without one, all of them: there may be a million.
             newest_first: Whether to begin with the payment that was first recorded last.
 
@@ -119,9 +121,16 @@ class PaymentBook:
         limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
         kind = None if type is None else require_type(type)
+        number = None if phone_number is None else normalise_phone_number(phone_number)
         return await self._store.read(
             lambda journal: queries.select(
-                journal, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
+                journal,
+                states=states,
+                type=kind,
+                since=since,
+                phone_number=number,
+                limit=limit,
+                newest_first=newest_first,
             )
         )
 

@@ -81,6 +81,12 @@ def pay(
     anyio.run(create)
 
 
+def insert(url: str, **values: Any) -> None:
+    """Make one payment, past the store's code."""
+    with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
+        insert_payment(connection, **values)
+
+
 @pytest.fixture
 def served(sandbox: Sandbox) -> Iterator[dict[str, str]]:
     """The variables with which the sandbox is reached over a real socket."""
@@ -123,6 +129,35 @@ class TestList:
         assert keys("--state", "not_sent") == ["order-3"]
         assert keys("--state", "UNKNOWN", "--state", "Acknowledged") == ["order-1", "order-2", "order-4"]
         assert keys("--unresolved") == ["order-4"]
+
+    def test_a_customers_payments_are_found_by_number(self, url: str, folder: Path) -> None:
+        """In any spelling that the profile allows, together with a state; a wrong number is not quoted."""
+        other = "+255681234502"
+        for key, number, state in (("a", NUMBER, "FINAL"), ("b", NUMBER, "UNKNOWN"), ("c", other, "UNKNOWN")):
+            insert(url, key=key, phone_number=number, state=state)
+        (folder / "mobilemoney.toml").write_text(
+            f'profile = "shop"\n[profiles.shop]\nbase_url = "https://x.test/v1"\nstore = "{url}"\nlocal_numbers = true\n'
+        )
+
+        def keys(*options: str) -> list[str]:
+            return [each["key"] for each in run_json("list", "--phone", *options)]
+
+        assert keys("0681 234 501") == ["a", "b"]
+        assert keys(NUMBER, "--state", "unknown") == keys("0681234501", "--unresolved") == ["b"]
+        assert keys(NUMBER, "--limit", "1") == ["b"]
+        wrong = run("list", "--phone", "68123450")
+        assert (wrong.exit_code, "68123450" in wrong.output) == (2, False)
+
+    def test_a_payment_is_shown_by_any_of_its_names(self, url: str) -> None:
+        """By its transaction id or reference, with its key; several with one external id are named."""
+        insert(url, key="order-1", state="FINAL", transaction_id="txn_1", reference="ref-1", external_id="cart")
+        insert(url, key="order-2", state="FINAL", transaction_id="txn_2", external_id="cart")
+        for name in ("txn_1", "ref-1"):
+            shown = run("show", name, "--store", url)
+            assert re.search(r"^key +order-1$", shown.stdout, re.MULTILINE)
+            assert shown.stderr == f"mobilemoney payments: {name!r} is a name of the payment with the key 'order-1'\n"
+        several = run("show", "cart", "--store", url)
+        assert (several.exit_code, "'order-1', 'order-2'" in several.stderr) == (1, True)
 
     def test_the_newest_are_shown_and_the_rest_is_not_hidden(self, sandbox: Sandbox, url: str) -> None:
         """A limit shows the newest, oldest first, and says that there are more."""
@@ -297,9 +332,8 @@ class TestReconcile:
     ) -> None:
         """Such as one whose kind a forgotten transaction stops."""
         pay(sandbox, url, "order-1")
-        with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-            why = "the store has forgotten payments, and transaction tx-1 at the service may be this one"
-            insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
+        why = "the store has forgotten payments, and transaction tx-1 at the service may be this one"
+        insert(url, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
         shown = run("reconcile", MOBILEMONEY_STORE=url, **served).stdout
         assert f"order-2: QUEUED. It could not be sent: {why}." in shown
 

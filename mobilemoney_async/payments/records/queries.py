@@ -109,6 +109,7 @@ def select(
     states: Iterable[PaymentState] | None = None,
     type: TransactionType | None = None,
     since: datetime | None = None,
+    phone_number: str | None = None,
     limit: int | None = None,
     newest_first: bool = False,
 ) -> list[PaymentRecord]:
@@ -119,15 +120,20 @@ def select(
     if since is not None:
         where.append(_columns.created_at >= since)
     statement: Any = sa.select(payments).where(*where)
-    columns: Any = _columns
+    order: Any = (_columns.created_at, _columns.key)
     if states is not None:
         wanted = sorted({str(state) for state in states})
         if not wanted:
             return []
+    if phone_number is not None:
+        # No bare columns: SQLite would scan an index on states or times, though a number has few payments.
+        statement = statement.where(_columns.phone_number == phone_number)
+        statement = statement if states is None else statement.where((_columns.state + "").in_(wanted))
+        order = (sa.func.coalesce(_columns.created_at, _columns.changed_at), _columns.key)
+    elif states is not None:
         # One part for each state, all in the order of one index: with IN, SQLite may scan a million to find fifty.
         statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
-        columns = statement.selected_columns
-    order = (columns.created_at, columns.key)
+        order = (statement.selected_columns.created_at, statement.selected_columns.key)
     statement = statement.order_by(*(each.desc() if newest_first else each for each in order)).limit(limit)
     return [to_record(row) for row in journal.connection.execute(statement)]
 
