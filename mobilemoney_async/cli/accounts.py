@@ -14,7 +14,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, Yes, check, command_line, require_yes, with_service
+from mobilemoney_async.cli.options import AsJSON, Service, SkipQuestion, check, command_line, require_yes, with_service
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.records.account_status import (
@@ -187,7 +187,7 @@ def erase(
     account: Annotated[str | None, typer.Argument(metavar="[ACCOUNT]", help="The account; none with --repeat.")] = None,
     phone: Annotated[str | None, typer.Option("--phone", metavar="PHONE", help="Erase this number alone.")] = None,
     repeat: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help=_REPEAT)] = None,
-    yes: Yes = False,
+    yes: SkipQuestion = False,
     service: Service,
 ) -> None:
     """Erase a phone number from an account, or all numbers, notes and logins of it. Needs no service.

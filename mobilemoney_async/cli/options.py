@@ -28,6 +28,7 @@ V = TypeVar("V")
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
+SkipQuestion = Annotated[bool, typer.Option("--yes", "-y", help="Skip the question.")]
 Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show whole phone numbers.")]
 AllAccounts = Annotated[
     bool, typer.Option("--all-accounts", help="Of all accounts of the store that need someone, instead of one.")

@@ -20,6 +20,7 @@ from mobilemoney_async.cli.options import (
     AllAccounts,
     AsJSON,
     Service,
+    SkipQuestion,
     Unmasked,
     command_line,
     read_phone_number,
@@ -208,7 +209,7 @@ def confirm_absent(
     *,
     key: Key,
     note: Note,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the question.")] = False,
+    yes: SkipQuestion = False,
     unmasked: Unmasked = False,
     service: Service,
 ) -> None:
@@ -235,6 +236,33 @@ def confirm_absent(
         return await book.confirm_absent(key, note=note)
 
     _print_next_step(service, None, (), run_with_store(confirm, store))
+
+
+@add_command(payments_app, "cancel")
+@with_service(*OF_THE_STORE)
+def cancel(
+    *,
+    key: Key,
+    note: Note,
+    reusable: Annotated[bool, typer.Option("--reusable", help="Its key may be used again: it was not sent.")] = False,
+    yes: SkipQuestion = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Take a queued payment out of the queue: nothing sends it. Needs no service.
+
+    Its key is used up, unless --reusable. A payment that was refused before, as far as is known, is REFUSED again.
+    """
+    store = find_store(service)
+    if not yes:
+        before = _find_record(key, store)
+        print_payment(before, service, unmasked=unmasked)
+        if before.state is not PaymentState.QUEUED:
+            raise Refused(f"payment {key!r} is {before.state}, not queued: nothing was changed")
+        after = "may be used again" if reusable else "is used up"
+        require_yes(f"Cancel this payment? Its key {after}.", otherwise="nothing was changed")
+    cancelled = run_with_store(lambda book: book.cancel(key, note=note, reusable=reusable), store)
+    _print_next_step(service, None, (), cancelled)
 
 
 @add_command(payments_app, "identify")

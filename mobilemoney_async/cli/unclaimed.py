@@ -19,8 +19,8 @@ from mobilemoney_async.cli.options import (
     AllAccounts,
     AsJSON,
     Service,
+    SkipQuestion,
     Unmasked,
-    Yes,
     read_phone_number,
     require_yes,
     with_service,
@@ -86,7 +86,7 @@ def explain_transaction(
     phone: Annotated[str | None, typer.Option(metavar="NUMBER", help="All that may be of a phone number.")] = None,
     lost: Annotated[bool, typer.Option("--lost", help="With a filter: also those of a lost time.")] = False,
     note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept with each.")],
-    yes: Yes = False,
+    yes: SkipQuestion = False,
     service: Service,
 ) -> None:
     """Explain transactions that no payment claims, after you have looked. Needs no service.

@@ -136,7 +136,8 @@ class TestList:
         for key, number, state in (("a", NUMBER, "FINAL"), ("b", NUMBER, "UNKNOWN"), ("c", other, "UNKNOWN")):
             insert(url, key=key, phone_number=number, state=state)
         (folder / "mobilemoney.toml").write_text(
-            f'profile = "shop"\n[profiles.shop]\nbase_url = "https://x.test/v1"\nstore = "{url}"\nlocal_numbers = true\n'
+            'profile = "shop"\n[profiles.shop]\nbase_url = "https://x.test/v1"\n'
+            f'store = "{url}"\nlocal_numbers = true\n'
         )
 
         def keys(*options: str) -> list[str]:
@@ -528,6 +529,31 @@ def test_commands_keep_the_changes_that_the_program_keeps(sandbox: Sandbox, url:
     with_profile = ("changes", "--profile", "shop", "--config", str(tmp_path / "mobilemoney.toml"))
     run_json(*with_profile)
     assert run_json("changes", "--store", url) == []
+
+
+class TestCancel:
+    def test_a_queued_payment_is_taken_out_after_a_yes(self, url: str) -> None:
+        """`show` gives the command; the key is used up, unless it is to be used again."""
+        for key in ("order-1", "order-2"):
+            insert(url, key=key, state="QUEUED", attempt=0)
+        command = "  mobilemoney payments cancel order-1 --note 'YOUR NAME: WHAT YOU SAW'"
+        assert command in run("show", "order-1", MOBILEMONEY_STORE=url).stdout.splitlines()
+        cancel = ("cancel", "order-1", "--note", "Asha", "--store", url)
+        left = run(*cancel, answer="n\n")
+        assert (left.exit_code, "nothing was changed" in left.stderr) == (1, True)
+        done = run(*cancel, answer="y\n")
+        assert done.stdout.splitlines()[-1].startswith("order-1: CANCELLED. It was cancelled before")
+        again = run("cancel", "order-2", "--note", "Asha", "--reusable", "--yes", "--store", url)
+        assert again.stdout == "order-2: NOT_SENT. It never reached the service: its key may be used again.\n"
+
+    def test_a_payment_that_is_not_queued_is_left_alone(self, url: str) -> None:
+        insert(url, key="order-1")
+        for options in ((), ("--yes",)):
+            result = run("cancel", "order-1", "--note", "Asha", *options, "--store", url)
+            assert result.exit_code == 1
+            assert result.stderr.endswith("payment 'order-1' is UNKNOWN, not queued: nothing was changed\n")
+        missing = run("cancel", "order-9", "--note", "Asha", "--yes", "--store", url)
+        assert (missing.exit_code, "there is no payment 'order-9'" in missing.stderr) == (1, True)
 
 
 class TestConfirmAbsent:

@@ -126,11 +126,15 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             "Its end is not believed: it is another. Ask the service, then follow it again.",
             (("watch", "tx-1"),),
         ),
-        (record(PaymentState.QUEUED), "A dispatcher sends it: wait, or cancel it.", ()),
+        (
+            record(PaymentState.QUEUED),
+            "A dispatcher sends it: wait, or cancel it.",
+            (("payments", "cancel", "order 1", *NOTE),),
+        ),
         (
             record(PaymentState.QUEUED, not_before=LATER, cause=PaymentCause.WAITS, reason="no connection"),
             "It could not be sent: no connection. A dispatcher sends it from 12:10 UTC on: wait, or cancel it.",
-            (),
+            (("payments", "cancel", "order 1", *NOTE),),
         ),
         (
             record(PaymentState.REFUSED, is_certain=False),

@@ -86,6 +86,11 @@ def identify(key: str, transaction_id: str) -> tuple[str, ...]:
     return ("payments", "identify", key, transaction_id, *NOTE)
 
 
+def cancel(key: str) -> tuple[str, ...]:
+    """Return the command that takes a payment out of the queue."""
+    return ("payments", "cancel", key, *NOTE)
+
+
 def _confirm(record: PaymentRecord) -> tuple[str, ...]:
     return ("payments", "confirm-absent", record.key, *NOTE)
 
@@ -103,7 +108,7 @@ def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> Ne
     is_later = record.not_before is not None and record.not_before > now
     when = f" from {_at(record.not_before, now)} on" if is_later and record.not_before is not None else ""
     said = f"It could not be sent: {record.reason}. " if record.cause is PaymentCause.WAITS else ""
-    return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.")
+    return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.", (cancel(record.key),))
 
 
 def _wait_for_answer(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
