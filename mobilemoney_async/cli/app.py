@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -57,6 +58,36 @@ class LazyCommand(NamedTuple):
         return group
 
 
+class _Command(TyperCommand):
+    """Command that refuses an option in the place of a value, as the groups do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _require_values(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def _require_values(command: Any, ctx: Any, args: Iterable[str]) -> None:
+    """Refuse an option with no value, or with the next option as its value: ``--key $K --no-wait`` with an empty K."""
+    options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
+    names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+    takers = {name for each in options if not (each.is_flag or each.count) for name in each.opts}
+    words = iter(args)
+    for word in words:
+        # The options of a group end where the name of a command begins, and all end at --.
+        if word == "--" or not (ctx.allow_interspersed_args or word.startswith("-")):
+            return
+        name, is_attached, attached = word.partition("=")
+        if name not in takers:
+            continue
+        value = attached if is_attached else next(words, None)
+        if value == "":
+            raise _USAGE_ERROR(f"the value of {name} is empty", ctx)
+        if value is not None and not is_attached and (value.startswith("--") or value in names):
+            written = shlex.join([f"{name}={value}"])
+            raise _USAGE_ERROR(f"{name} has no value, since {value} follows; if that is the value: {written}", ctx)
+
+
 def command_group(*commands: LazyCommand, **options: Any) -> typer.Typer:
     """Return a group of commands, with these options of `typer.Typer`; `add_command` adds those of its own module."""
     return typer.Typer(cls=_group_class(commands), **(_PLAIN | {"add_completion": False} | options))
@@ -74,8 +105,8 @@ def add_command(group: typer.Typer, name: str) -> Callable[[F], F]:
 
 def _added(group: typer.Typer, name: str, function: Callable[..., None]) -> typer.Typer:
     # Each paragraph on one line: the terminal's width breaks it.
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    group.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+    paragraphs = [" ".join(each.split()) for each in (inspect.getdoc(function) or "").split("\n\n")]
+    group.command(name, cls=_Command, help="\n\n".join(paragraphs))(function)
     return group
 
 
@@ -105,6 +136,7 @@ def _group_class(commands: tuple[LazyCommand, ...]) -> type[TyperGroup]:
             if ctx.resilient_parsing:  # for completion, which shows no errors
                 return super().parse_args(ctx, args)
             with _errors_in_one_line(ctx):
+                _require_values(self, ctx, args)
                 return super().parse_args(ctx, args)
 
         def invoke(self, ctx: Any) -> Any:

@@ -70,6 +70,22 @@ def test_without_a_command_the_list_is_shown() -> None:
         (["lst"], "mobilemoney: No such command 'lst'"),
         (["--bogus"], "mobilemoney: No such option: --bogus"),
         (
+            ["disburse", "+255681234567", "1000", "--key", "--no-wait"],
+            "mobilemoney disburse: --key has no value, since --no-wait follows; if that is the value: --key=--no-wait",
+        ),
+        (
+            ["payments", "explain", "tx-1", "--note", "-y"],
+            "mobilemoney payments explain: --note has no value, since",
+        ),
+        (["payouts", "cancel", "1", "--by", "--", "x"], "mobilemoney payouts cancel: --by has no value, since -- "),
+        (
+            ["payments", "list", "--account", "--json"],
+            "mobilemoney payments list: --account has no value, since",
+        ),
+        (["sandbox", "--host", "--by-hand"], "mobilemoney sandbox: --host has no value, since --by-hand follows"),
+        (["list", "--profile", ""], "mobilemoney list: the value of --profile is empty; see mobilemoney list --help"),
+        (["payments", "cancel", "x", "--note="], "mobilemoney payments cancel: the value of --note is empty"),
+        (
             ["payments", "show", "-key"],
             "mobilemoney payments show: No such option: -k; an id or key that begins with - goes behind --; see ",
         ),
