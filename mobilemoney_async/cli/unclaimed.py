@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -30,6 +31,7 @@ from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_serv
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.contract.comparison import may_be_number
+from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
@@ -45,7 +47,7 @@ _CSV_HEADER = (
     *("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net"),
     *("key", "transaction_id", "reason", "advice"),
 )
-_CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
+_CSV = "Payments to import: a CSV or .xlsx file with the header key,transaction_id or key,transaction_id,phone_number."
 
 
 @with_service(*OF_THE_STORE)
@@ -184,14 +186,24 @@ def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str],
 
 
 def _read_file(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV, which may have semicolons or tabs, or of an .xlsx, by the names of their columns."""
+    content = file.read_bytes()
     try:
-        with file.open(encoding="utf-8-sig", newline="") as text:
-            rows = [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+        if content.startswith(SIGNATURE):
+            lines = [row for _, row in read_sheet(content)]
+        else:
+            text = content.decode("utf-8-sig")
+            header = text.lstrip().partition("\n")[0]
+            delimiter = max(",;\t", key=header.count)
+            lines = list(
+                csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+            )
     except (UnicodeDecodeError, csv.Error) as exc:
         raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
+    names, *rows = [[cell.strip() for cell in line] for line in lines if any(map(str.strip, line))] or [[]]
     if not rows:
         raise WrongUsage(f"{file} names no payments")
-    return rows
+    return [dict(zip(names, row, strict=False)) for row in rows]
 
 
 @with_service()
