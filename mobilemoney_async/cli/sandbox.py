@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,12 @@ sandbox_app: typer.Typer = command_group(help="The service on your own machine, 
 
 Speed = Annotated[
     float, typer.Option(min=0.01, max=1000.0, help="Divides the sandbox's delays and multiplies its rate limit.")
+]
+
+# That of `Sandbox`.
+_BALANCE = 10_000_000
+Balance = Annotated[
+    int, typer.Option(metavar="TZS", min=0, help="Each merchant's opening balance, which pays disbursements.")
 ]
 
 
@@ -40,10 +46,11 @@ def sandbox(
     merchants: Annotated[
         int, typer.Option(min=1, max=10_000, help="Merchants, each with its own token, at one address.")
     ] = 1,
+    balance: Balance = _BALANCE,
 ) -> None:
     """Serve the sandbox and its phone page until Ctrl-C."""
     if context.invoked_subcommand is None:
-        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand, merchants=merchants)
+        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand, merchants=merchants, balance=balance)
 
 
 @add_command(sandbox_app, "numbers")
@@ -56,7 +63,13 @@ def numbers() -> None:
 
 
 def run_sandbox(
-    *, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0, by_hand: bool = False, merchants: int = 1
+    *,
+    port: int = 8765,
+    host: str = "127.0.0.1",
+    speed: float = 1.0,
+    by_hand: bool = False,
+    merchants: int = 1,
+    balance: int = _BALANCE,
 ) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
 
@@ -67,7 +80,8 @@ def run_sandbox(
 
     try:
         # Fresh ids: the store of a program may know the payments of an earlier run.
-        sandbox = Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand, merchants=merchants)
+        options: dict[str, Any] = {"speed": speed, "by_hand": by_hand, "merchants": merchants, "balance": balance}
+        sandbox = Sandbox(run=secrets.token_hex(8), **options)
         run_server("sandbox", lambda: _serve(sandbox, host, port), port)
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc

@@ -125,6 +125,19 @@ def test_an_interrupt_that_is_no_signal_ends_it_too(
     assert capsys.readouterr().out.endswith("stopped\n")
 
 
+def test_the_opening_balance_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is that of `Sandbox`."""
+    balances = []
+
+    async def note(sandbox: Sandbox, host: str, port: int) -> None:
+        balances.append(sandbox.balance)
+
+    monkeypatch.setattr(command, "_serve", note)
+    for options in ([], ["--balance", "5000"]):
+        assert CliRunner().invoke(app, ["sandbox", *options]).exit_code == 0
+    assert balances == [Sandbox().balance, 5000]
+
+
 def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="speed"):
         run_sandbox(port=0, speed=0)
