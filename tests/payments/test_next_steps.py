@@ -33,7 +33,10 @@ def unknown(cause: PaymentCause | None, **changes: Any) -> PaymentRecord:
 def test_an_unknown_payment_within_the_grace_period_is_looked_for_again_after_it() -> None:
     """Also right after reconcile: not "run reconcile", but when; with the grace period of the store."""
     new = next_step(unknown(None), NOON)
-    assert new.text == "Look for it in the service's list. That may show it until 12:02 UTC."
+    said = (
+        "Look for it in the service's list. That may show it until 12:02 UTC. No look has ended since its request did."
+    )
+    assert new.text == said
     for cause in (PaymentCause.IN_GRACE, PaymentCause.NO_LATER):
         looked_for = unknown(cause, looked_at=NOON, next_look_at=NOON)
         step = next_step(looked_for, NOON + timedelta(seconds=5))
@@ -47,7 +50,12 @@ def test_an_unknown_payment_within_the_grace_period_is_looked_for_again_after_it
 @pytest.mark.parametrize(
     ("cause", "looked", "said", "commands"),
     [
-        (None, False, "Look for it in the service's list.", (RECONCILE,)),
+        (
+            None,
+            False,
+            "The pages of its time have not shown it, and a whole listing decides. Reconcile again {when}.",
+            (RECONCILE,),
+        ),
         (None, True, "One listing has not shown it, and a second one decides. Reconcile again {when}.", (RECONCILE,)),
         (
             PaymentCause.IN_GRACE,
@@ -80,7 +88,7 @@ def test_the_step_fits_the_reason(
     cause: PaymentCause | None, looked: bool, said: str, commands: tuple[tuple[str, ...], ...]
 ) -> None:
     """It is reconcile only where that may help, and never before reconcile would look."""
-    due = unknown(cause, looked_at=NOON if looked else None)
+    due = unknown(cause, looked_at=NOON if looked else None, next_look_at=NOON)
     assert next_step(due, LATER).text == said.format(when="now")
     assert next_step(due, LATER).commands == commands
     early = unknown(cause, looked_at=NOON if looked else None, next_look_at=LATER + timedelta(minutes=5))

@@ -142,13 +142,17 @@ def _find(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     look_at = max(settled_at, record.next_look_at or settled_at)
     again = "Reconcile again now." if look_at <= now else f"Reconcile again at {_at(look_at, now)}."
     reason = f"{record.reason[:1].upper()}{record.reason[1:]}" if record.reason else ""
-    if record.cause is None and record.looked_at is None:
+    if record.cause is None and record.looked_at is None and record.next_look_at is None:
         late = f" That may show it until {_at(settled_at, now)}." if now < settled_at else ""
-        return NextStep(f"Look for it in the service's list.{late}", (RECONCILE,))
+        said = f"Look for it in the service's list.{late} No look has ended since its request did."
+        return NextStep(said, (RECONCILE,))
     if now < settled_at:
         return NextStep(f"The list may show it until {_at(settled_at, now)}. {again}", (RECONCILE,))
     if record.cause is None:
-        return NextStep(f"One listing has not shown it, and a second one decides. {again}", (RECONCILE,))
+        seen = "One listing has not shown it, and a second one decides."
+        if record.looked_at is None:
+            seen = "The pages of its time have not shown it, and a whole listing decides."
+        return NextStep(f"{seen} {again}", (RECONCILE,))
     if record.cause is PaymentCause.NO_LATER:
         settled = f"{grace.total_seconds():g} s after the next {record.type}"
         said = f"{reason}. {again[:-1]}, or {settled}. Or decide. {_look_elsewhere(record)}"
