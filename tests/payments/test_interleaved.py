@@ -256,7 +256,7 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "QUEUED": {
         "sent again": send_again,
         "cancelled": lambda journal: cancel(journal, KEY, note="stop", at=LATER),
-        "postponed": lambda journal: postpone(journal, KEY, reason="wait", until=LATER),
+        "postponed": lambda journal: postpone(journal, KEY, reason="wait", at=LATER, until=LATER),
         "queued again": lambda journal: enqueue(journal, REQUEST, QueueOptions(priority=5), LATER),
     },
     "ACKNOWLEDGED": {

@@ -367,7 +367,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         def put_off(journal: Journal, at: datetime) -> tuple[list[str], PaymentRecord | None]:
             late = withdraw_late(journal, at)
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
-            return late, postpone(journal, record.key, reason=str(error), until=at + timedelta(seconds=pause))
+            until = at + timedelta(seconds=pause)
+            return late, postpone(journal, record.key, reason=str(error), at=at, until=until)
 
         try:
             late, waiting = await self._store.decide(put_off, self._utcnow)

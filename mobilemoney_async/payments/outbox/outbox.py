@@ -221,14 +221,17 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
     }
 
 
-def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> PaymentRecord | None:
-    """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None."""
+def postpone(journal: Journal, key: str, *, reason: str, at: datetime, until: datetime) -> PaymentRecord | None:
+    """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
+
+    The reason has its time: nothing takes it back when it ends, only the next try.
+    """
     record = journal.find(key, lock=True)
     if record is None or record.state is not PaymentState.QUEUED:
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
     is_known = record.looked_at is not None and record.cause is not None
-    waits = {} if is_known else reason_columns(Reason(PaymentCause.WAITS, reason))
+    waits = {} if is_known else reason_columns(Reason(PaymentCause.WAITS, f"at {at:%Y-%m-%d %H:%M} UTC, {reason}"))
     return to_record(journal.update(key, {"not_before": until, **waits}))
 
 
