@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # Programs read piped output by lines: wide enough that hardly any line is folded.
 _PIPED_WIDTH = 200
+# Words with which a command begins.
+_COMMAND = "mobilemoney "
 # Between two equal lines of the log, seconds.
 _SAME_LINE = 60.0
 
@@ -45,9 +47,18 @@ def literal(text: str) -> Text:
 
 def command(line: str) -> Text:
     """Return a command line for the user to copy: on a line of its own, however narrow the terminal is."""
-    from rich.text import Text
+    return _unwrapped(f"  {line}")
 
-    return Text(f"  {visible(line)}", no_wrap=True, overflow="ignore")
+
+def sentence(text: str) -> Text:
+    """Return a text as `literal` does; one that holds a command of ours is not wrapped."""
+    return _unwrapped(text) if _COMMAND in text else literal(text)
+
+
+def _unwrapped(text: str) -> Text:
+    whole = literal(text)
+    whole.no_wrap, whole.overflow = True, "ignore"
+    return whole
 
 
 def phone(phone_number: str, *, unmasked: bool) -> str:
@@ -144,12 +155,13 @@ def table_of(columns: Sequence[Column[Any]], rows: Iterable[Sequence[str]], *, h
 
 def show(*things: RenderableType) -> None:
     """Print tables and texts without trailing blanks; piped, without colours and on wide lines."""
-    from rich.console import Console
+    from rich.console import Console, Group
 
     is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=_PIPED_WIDTH if is_piped else None)
     with console.capture() as shown:
-        console.print(*things, sep="\n", crop=False)
+        # In a group: `print` would join texts into one that is wrapped, commands included.
+        console.print(Group(*things), crop=False)
     with ignoring_closed_pipe():
         print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
 
@@ -162,8 +174,16 @@ def show_facts(facts: Mapping[str, str | None]) -> None:
         Column("", lambda fact: fact[0].ljust(width)),
         Column("", lambda fact: fact[1], min_width=1),
     )
-    # Each in a table of its own: a digest that does not fit beside its name stands below it, and others stay.
-    show(*(new_table(columns, [fact], has_header=False) for fact in shown))
+    # Each in a table of its own: a digest that does not fit beside its name stands below it, and others stay. A fact
+    # with a command is one line: a pasted command must be whole.
+    show(
+        *(
+            sentence(f"{name.ljust(width)}  {value}")
+            if _COMMAND in value
+            else new_table(columns, [(name, value)], has_header=False)
+            for name, value in shown
+        )
+    )
 
 
 @contextmanager

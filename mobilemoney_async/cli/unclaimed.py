@@ -306,7 +306,7 @@ def print_audit(report: AuditReport, service: Service) -> None:
         output.show("", output.literal(f"on their way: {some} that no payment claims yet; audit again in some minutes"))
     for each in report.differences:
         amount = "" if each.amount is None else f", {output.money(each.amount)}"
-        output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.literal(f"  → {each.advice}"))
+        output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.sentence(f"  → {each.advice}"))
         step = NextStep(each.advice, tuple(map(tuple, each.commands)))
         output.show(*map(output.command, command_lines(step, service)))
     said = "nothing differs" if report.is_clean else f"differences: {len(report.differences):,}"

@@ -468,7 +468,7 @@ class TestReconcile:
             why = str(forgotten("tx-1", "order-2"))
             insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
         shop = ("--profile", "shop")
-        shown = " ".join(run("show", "order-2", *shop).stdout.split())
+        shown = run("show", "order-2", *shop, COLUMNS="80").stdout  # no command is broken
         assert "mobilemoney payments recover --profile shop order-2=tx-1 --note TEXT;" in shown
         assert "mobilemoney payments explain --profile shop tx-1 --note TEXT" in shown
         wrong = mobilemoney("accounts", "resume", "shop-2", *shop).stderr
@@ -537,7 +537,8 @@ class TestCancel:
         for key in ("order-1", "order-2"):
             insert(url, key=key, state="QUEUED", attempt=0)
         command = "  mobilemoney payments cancel order-1 --note 'YOUR NAME: WHAT YOU SAW'"
-        assert command in run("show", "order-1", MOBILEMONEY_STORE=url).stdout.splitlines()
+        for columns in ("40", "80"):
+            assert command in run("show", "order-1", MOBILEMONEY_STORE=url, COLUMNS=columns).stdout.splitlines()
         cancel = ("cancel", "order-1", "--note", "Asha", "--store", url)
         left = run(*cancel, answer="n\n")
         assert (left.exit_code, "nothing was changed" in left.stderr) == (1, True)
