@@ -259,7 +259,8 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
             shown = command_line("accounts", "list", "--all", *service.flags)
             raise Refused(f"the store knows no account {account!r}; {shown} shows them")
         if account not in known:  # a wrong name would suspend nobody, and look done
-            said = "the store has nothing of it yet; if the name is wrong, resume it, and suspend the right one"
+            again = command_line("accounts", "resume", account, *service.flags)
+            said = f"the store has nothing of it yet; if the name is wrong: {again}, and suspend the right one"
             say("accounts", f"account {account!r} is new: {said}")
         return await store.change_state(state, note, store.database.wall_clock.utcnow)
 

@@ -75,6 +75,7 @@ class _Interrupted(Exception):
 
 
 _LOG_IN = "get a new token: mobilemoney login, or from its issuer"
+_RESUMED_BY = "it pays again after mobilemoney accounts resume"
 _FIND_CAUSE = "run `mobilemoney doctor` to find the cause"
 
 ADVICE: dict[type, str] = {
@@ -90,7 +91,7 @@ ADVICE: dict[type, str] = {
     errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
-    errors.AccountSuspended: "it pays again after mobilemoney accounts resume ACCOUNT",
+    errors.AccountSuspended: f"{_RESUMED_BY} ACCOUNT",
     errors.LimitExceeded: "pay less, or later, or change disbursement_limits of the profile",
     errors.TransportError: _FIND_CAUSE,
 }
@@ -127,6 +128,8 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
         advice = _FIND_CAUSE
     if settings is not None:
         text, advice = _name_service(exc, settings, text, advice)
+        if isinstance(exc, errors.AccountSuspended):
+            advice = f"{_RESUMED_BY} {shlex.quote(settings.account)}"
     return copyable(f"{text}; {advice}" if advice else text), exit_code
 
 

@@ -270,7 +270,7 @@ def warnings(found: Overview) -> Iterator[str]:
     if found.pending and not found.has_poller:
         yield "no process follows the pending payments"
     if found.paused is not None:
-        yield f"nothing is sent from the queue: {found.paused}"
+        yield f"nothing is sent from the queue: {copyable(found.paused)}"
     elif found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
     if found.is_stopped:

@@ -8,6 +8,7 @@ minutes, while all other payments go on.
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -355,7 +356,8 @@ def find_pause(journal: Journal) -> Pause:
     if row is None:
         return Pause()
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
-        return Pause(f"the account is {describe(row.state, row.state_note)}", resumed_at=row.resumed_at)
+        resumed_by = f"it pays again after mobilemoney accounts resume {shlex.quote(journal.account)}"
+        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
     return Pause(row.paused, row.paused_until, row.resumed_at)
 
 
