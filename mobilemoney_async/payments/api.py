@@ -23,7 +23,7 @@ from mobilemoney_async.payments.feed.consumers import ConsumerState, forget_cons
 from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read_order
 from mobilemoney_async.payments.ownership.imports import import_transactions
-from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.matching import contradictions, query_for
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.ownership.reconciliation import adopt, look_again
 from mobilemoney_async.payments.ownership.recovery import Recovery
@@ -572,11 +572,8 @@ class Payments(PaymentBook):
 
         def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
-            if match(query_for(record), transaction, Spellings()) is Match.NONE:
-                raise StoreError(
-                    f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
-                    outcome="not_sent",
-                )
+            if other := contradictions(query_for(record), transaction):
+                raise StoreError(f"transaction {transaction.id} has {other} than payment {key!r}", outcome="not_sent")
             return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
 
         return await self._decide(key, identify)

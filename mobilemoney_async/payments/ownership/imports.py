@@ -16,7 +16,7 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import insert_missing, payments, unmatched
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
-from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.matching import contradictions, query_for
 from mobilemoney_async.payments.ownership.reconciliation import adopt
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -109,8 +109,8 @@ def _adopt(
     key, name = record.key, transaction.id
     if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
         record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))
-    if match(query_for(record), transaction, Spellings()) is Match.NONE:
-        raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
+    if other := contradictions(query_for(record), transaction):
+        raise _refused(f"transaction {name} has {other} than payment {key!r}")
     if not record.attempt:
         record = to_record(journal.update(key, {"attempt": 1, "sent_at": record.sent_at}))
     return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
