@@ -143,7 +143,7 @@ class StoreBehind:
 
     Attributes:
         transactions: The number of transactions that were found to be forgotten.
-        since: The time of the newest transaction that was not, on the service's clock.
+        since: None was made before, on the service's clock: some minutes before the newest payment that is known.
     """
 
     transactions: int

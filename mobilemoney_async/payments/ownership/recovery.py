@@ -329,7 +329,7 @@ class Recovery:
         lost_at = due.facts.lost_at
         is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
         if count and lost is not None and not is_told:
-            self._report(count, due.newest)
+            self._report(count, lost.start)
         return _NOT_YET if settles_at is not None and due.went_backwards else None
 
     async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
