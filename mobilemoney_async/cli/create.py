@@ -131,7 +131,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
         async with open_client(settings, on_event=payment.note_event) as client:
             if not is_key_given:
                 payment.print_key()
-            await payment.send(client)
+            await payment.send(client, is_followed=wait)
             if wait:
                 await payment.follow(client, timeout)
 
@@ -189,8 +189,8 @@ class Payment:
         elif key is not None:
             say(self._request.command, f"the key of this payment is {key}")
 
-    async def send(self, client: AsyncClient) -> None:
-        """Send the payment, or find it under its key.
+    async def send(self, client: AsyncClient, *, is_followed: bool = True) -> None:
+        """Send the payment, or find it under its key; one that is not followed is shown as the store knows it.
 
         A cancelled call may have sent it. With a store, the call then reads the payment's record before it ends.
 
@@ -212,13 +212,18 @@ class Payment:
         except anyio.get_cancelled_exc_class():
             await self._read_record(client)
             raise
+        answer, state = self._answer, str(self._answer.status_code)
         if not self._was_attempted:
             say(request.command, "this key has been used before: nothing was sent, and this is that payment")
-        answer = self._answer
+            if not is_followed:
+                await self._read_record(client)
+                if self._record is not None and self._record.status is not None:
+                    state = str(self._record.status)  # later than the acknowledgement
         self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
         self._print(
             "acknowledged",
-            f"{answer.transaction_id}  {self._line(str(answer.status_code))}",
+            f"{answer.transaction_id}  {self._line(state)}",
+            status=state,
             idempotency_key=request.key,
             transaction_id=answer.transaction_id,
             acknowledgement=attrs.evolve(answer, idempotency_key=None),

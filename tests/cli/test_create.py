@@ -245,6 +245,7 @@ class TestStore:
         assert len(sandbox.transactions) == 1
         (record,) = remembered(store)
         assert (record.key, record.state) == ("order-8", PaymentState.FINAL)
+        assert run(*command, "--no-wait").stdout == second.stdout.splitlines(keepends=True)[-1]
         other = run("collect", SUCCEEDS, "1800", *command[3:])
         assert other.exit_code == 1
         assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
