@@ -572,8 +572,9 @@ class TestConfirmAbsent:
             assert run_json("list", "--store", url, "--unresolved") != []
         result = run(*command, answer="y\n")
         assert result.exit_code == 0, result.stderr
-        last = result.stdout.splitlines()[-1]
+        *_, last, command_line = result.stdout.splitlines()
         assert last.startswith("order-1: RELEASED. ") and "Nothing sends it again by itself" in last
+        assert command_line == f"  mobilemoney collect PHONE 1000 --key order-1 --store {url}"
         history = run("show", "order-1", "--store", url).stdout
         assert re.search(r"confirmed +person +Asha asked the service$", history, re.MULTILINE)
 
@@ -605,12 +606,12 @@ class TestConfirmAbsent:
         assert run(*command, "--store", url).exit_code == 0
 
     def test_yes_asks_nothing(self, sandbox: Sandbox, url: str) -> None:
-        """For programs: no question, one line."""
+        """For programs: no question, the next step and its command line."""
         pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
         age(url)
         result = run("confirm-absent", "order-1", "--note", "by the nightly job", "--yes", "--store", url)
         assert result.exit_code == 0
-        assert len(result.stdout.splitlines()) == 1
+        assert len(result.stdout.splitlines()) == 2
 
     def test_a_payment_that_exists_is_not_confirmed_absent(self, sandbox: Sandbox, url: str) -> None:
         """What is known is not talked away."""

@@ -135,6 +135,11 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             (("watch", "tx-1"),),
         ),
         (
+            record(PaymentState.RELEASED),
+            "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it under its key, ",
+            (("collect", "PHONE", "1", "--key", "order 1"),),
+        ),
+        (
             record(PaymentState.QUEUED),
             "A dispatcher sends it: wait, or cancel it.",
             (("payments", "cancel", "order 1", *NOTE),),

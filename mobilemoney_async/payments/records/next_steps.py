@@ -39,8 +39,6 @@ _STEPS: Mapping[PaymentState, str] = {
     PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
     PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
-    PaymentState.RELEASED: "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it "
-    "under its key, which looks in the list first, or leave it.",
     PaymentState.FINAL: "Nothing is left to do.",
 }
 
@@ -61,6 +59,11 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
         )
         name = str(record.transaction_id)
         return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
+    if record.state is PaymentState.RELEASED:
+        said = (
+            "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it under its key, "
+        )
+        return NextStep(f"{said}which looks in the list first, or leave it.", (_create(record),))
     if record.state in _STEPS and record.is_certain:
         return NextStep(_STEPS[record.state])
     return _OPEN.get(record.state, _send_again)(record, now, grace)
@@ -89,6 +92,12 @@ def identify(key: str, transaction_id: str) -> tuple[str, ...]:
 def cancel(key: str) -> tuple[str, ...]:
     """Return the command that takes a payment out of the queue."""
     return ("payments", "cancel", key, *NOTE)
+
+
+def _create(record: PaymentRecord) -> tuple[str, ...]:
+    # PHONE stands for the number: the command line is printed where numbers are masked.
+    name = "collect" if record.type is TransactionType.COLLECTION else "disburse"
+    return (name, "PHONE", f"{record.amount:f}", "--key", record.key)
 
 
 def _confirm(record: PaymentRecord) -> tuple[str, ...]:
