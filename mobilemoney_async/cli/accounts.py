@@ -14,7 +14,16 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, SkipQuestion, check, command_line, require_yes, with_service
+from mobilemoney_async.cli.options import (
+    AsJSON,
+    Service,
+    SkipQuestion,
+    check,
+    command_line,
+    read_phone_number,
+    require_yes,
+    with_service,
+)
 from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.records.account_status import (
@@ -24,7 +33,7 @@ from mobilemoney_async.payments.records.account_status import (
     Erasure,
     describe,
 )
-from mobilemoney_async.values import normalise_phone_number, require_text
+from mobilemoney_async.values import require_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.api import PaymentBook
@@ -177,7 +186,8 @@ def restored(*, note: Note, service: Service) -> None:
         )
 
     count = run_with_account("accounts", work, find_store(service))
-    print(f"{count} accounts are compared with the service before their next payments.")
+    some = "1 account is compared with the service before its next payment."
+    print(some if count == 1 else f"{count:,} accounts are compared with the service before their next payments.")
 
 
 @add_command(accounts_app, "erase")
@@ -198,8 +208,9 @@ def erase(
     if (account is None) == (repeat is None) or (phone is not None and account is None):
         raise WrongUsage("give an account, with --phone or without, or --repeat FILE")
     listed = None if repeat is None else _read_erasures(repeat)
-    number = None if phone is None else check(normalise_phone_number, phone, "PHONE must be like +255681234567")
-    what = f"account {account!r}" if number is None else f"the number of account {account!r}"
+    number = read_phone_number(phone, find_store(service))
+    whose = f"account {account!r}"
+    what = whose if number is None else f"the number {output.phone(number, unmasked=False)} of {whose}"
     if listed is None and not yes:
         require_yes(f"Erase {what} for ever?", otherwise="nothing was erased")
 

@@ -19,7 +19,7 @@ import typer
 from mobilemoney_async import errors
 from mobilemoney_async.cli.failures import ExitCode, first_error, say
 from mobilemoney_async.cli.options import command_line
-from mobilemoney_async.cli.output import ignoring_closed_pipe, plain, print_json_line, visible
+from mobilemoney_async.cli.output import counted, ignoring_closed_pipe, plain, print_json_line, visible
 from mobilemoney_async.cli.transactions import describe
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
@@ -142,7 +142,7 @@ def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
     if not ids:
         return []
     named = " ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
-    count = "1 payment is" if len(ids) == 1 else f"{len(ids)} payments are"
+    count = f"{counted(len(ids), 'payment')} {'is' if len(ids) == 1 else 'are'}"
     again = command_line("watch", *(ids if len(ids) <= _MOST_NAMED else ["ID..."]), *flags)
     return [f"{count} still open, and may end without us: {named}", f"to go on following: {again}"]
 

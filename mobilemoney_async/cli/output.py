@@ -77,6 +77,11 @@ def money(amount: Decimal | None) -> str:
     return "? TZS" if amount is None else f"{amount:,f} TZS"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things for output: ``1 payment``, ``1,200 payments``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def moment(at: datetime | None) -> str:
     """Return a UTC time to the second, or nothing."""
     return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"

@@ -110,7 +110,7 @@ def explain_transaction(
             return
         print_unclaimed(found)
         if not yes:
-            require_yes(f"Explain these {len(found):,}?", otherwise="nothing was changed")
+            require_yes(f"Explain {output.counted(len(found), 'transaction')}?", otherwise="nothing was changed")
         names = [each.transaction_id for each in found]
 
     async def explain(book: PaymentBook) -> None:
@@ -299,10 +299,14 @@ def print_audit(report: AuditReport, service: Service) -> None:
     if report.unsettled:
         some = ", ".join(map(shown_id, report.unsettled[:5]))
         more = ", …" if report.unsettled[5:] else ""
-        output.show("", output.literal(f"without a settlement: {len(report.unsettled):,} collections: {some}{more}"))
+        output.show(
+            "",
+            output.literal(
+                f"without a settlement: {output.counted(len(report.unsettled), 'collection')}: {some}{more}"
+            ),
+        )
     if report.on_its_way:
-        count = len(report.on_its_way)
-        some = "1 transaction" if count == 1 else f"{count:,} transactions"
+        some = output.counted(len(report.on_its_way), "transaction")
         output.show("", output.literal(f"on their way: {some} that no payment claims yet; audit again in some minutes"))
     for each in report.differences:
         amount = "" if each.amount is None else f", {output.money(each.amount)}"
@@ -310,7 +314,8 @@ def print_audit(report: AuditReport, service: Service) -> None:
         step = NextStep(each.advice, tuple(map(tuple, each.commands)))
         output.show(*map(output.command, command_lines(step, service)))
     said = "nothing differs" if report.is_clean else f"differences: {len(report.differences):,}"
-    print(f"{report.transactions:,} transactions at the service, {report.payments:,} payments here; {said}.")
+    shown = output.counted(report.transactions, "transaction"), output.counted(report.payments, "payment")
+    print(f"{shown[0]} at the service, {shown[1]} here; {said}.")
 
 
 def _shown(amount: Decimal | None) -> str:

@@ -11,6 +11,7 @@ from mobilemoney_async import AccountSuspended, OutcomeUnknown, PaymentState, Re
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.testing import run_virtual
+from mobilemoney_async.values import mask_phone_number
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import execute, sqlite_url
 
@@ -154,6 +155,7 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
     run_virtual(settle)
     asked = mobilemoney("accounts", "erase", "shop-4", "--phone", SUCCEEDS, "--store", url, answer="n\n")
     assert (asked.exit_code, "nothing was erased" in asked.stderr) == (1, True)
+    assert f"Erase the number {mask_phone_number(SUCCEEDS)} of account 'shop-4' for ever?" in asked.stderr
     done = run("erase", "shop-4", "--phone", SUCCEEDS, "--yes", "--store", url)
     assert (done.exit_code, done.stdout) == (0, "shop-4: erased 1 of payment_records, 1 of subscriptions\n"), (
         done.stderr
