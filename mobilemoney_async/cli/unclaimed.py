@@ -210,7 +210,7 @@ def _read_file(file: Path) -> list[dict[str, str]]:
 def audit(
     *,
     from_day: Annotated[str, typer.Option("--from", metavar="DAY", help=f"The first day: {DAYS}.")],
-    to_day: Annotated[str, typer.Option("--to", metavar="DAY", help="The last day, in the same form.")],
+    to_day: Annotated[str, typer.Option("--to", metavar="DAY", help="The last day, in the same form.")] = "today",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print totals and differences as CSV.")] = False,
     as_json: AsJSON = False,
     others_pay: OthersPay = False,
