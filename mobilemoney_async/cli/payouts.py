@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
-import attrs
 import typer
 
 from mobilemoney_async.cli import output
@@ -331,15 +330,9 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
     batch, paused = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
     if paused is not None and _open(batch):
-        settings = find_store(service)
-        if run_with_account("payouts", _find_state, settings) is AccountState.ACTIVE:
-            advice = f"{next(iter(left()))} --resume"
-        else:
-            flags = attrs.evolve(service, account=None).store_flags
-            advice = (
-                f"nothing is lost; it pays again after {command_line('accounts', 'resume', settings.account, *flags)}"
-            )
-        say("payouts", f"stopped: {paused}; {advice}")
+        is_active = run_with_account("payouts", _find_state, find_store(service)) is AccountState.ACTIVE
+        # Of an account that is suspended the reason names the way back, which --resume is not.
+        say("payouts", f"stopped: {copyable(paused)}; {next(iter(left()))}{' --resume' if is_active else ''}")
         raise typer.Exit(ExitCode.NOT_FINAL)
     lines = _run(lambda payouts: payouts.report(id), service)
     failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})

@@ -121,16 +121,15 @@ def select(
         where.append(_columns.created_at >= since)
     statement: Any = sa.select(payments).where(*where)
     order: Any = (_columns.created_at, _columns.key)
-    if states is not None:
-        wanted = sorted({str(state) for state in states})
-        if not wanted:
-            return []
+    wanted = None if states is None else sorted({str(state) for state in states})
+    if wanted == []:
+        return []
     if phone_number is not None:
         # No bare columns: SQLite would scan an index on states or times, though a number has few payments.
         statement = statement.where(_columns.phone_number == phone_number)
-        statement = statement if states is None else statement.where((_columns.state + "").in_(wanted))
+        statement = statement if wanted is None else statement.where((_columns.state + "").in_(wanted))
         order = (sa.func.coalesce(_columns.created_at, _columns.changed_at), _columns.key)
-    elif states is not None:
+    elif wanted is not None:
         # One part for each state, all in the order of one index: with IN, SQLite may scan a million to find fifty.
         statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
         order = (statement.selected_columns.created_at, statement.selected_columns.key)
