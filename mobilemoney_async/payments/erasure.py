@@ -32,6 +32,7 @@ from mobilemoney_async.database.schema import (
     lock_row,
     logins,
     payments,
+    retries,
     subscriptions,
     unmatched,
 )
@@ -43,6 +44,7 @@ from mobilemoney_async.payments.records.account_status import AccountState, Eras
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import PaymentState, Source
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA
 from mobilemoney_async.payments.records.unmatched import digest, ensure_number_key
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
@@ -81,7 +83,7 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
     rows = _erase(journal, key, _numbers(journal))
     for table in (logins, subscriptions):
         rows[table.name] = run(table.delete().where(table.c.account == journal.account)).rowcount
-    values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None}
+    values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None, "paused": None}
     run(accounts.update().where(here).values(state=str(AccountState.REMOVED), state_at=at, **values))
     return _note(journal, WHOLE_ACCOUNT, rows, at)
 
@@ -167,6 +169,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]
                 "transaction": _without_number(Transaction, row.transaction),
                 "acknowledgement": _without_number(Acknowledgement, row.acknowledgement),
                 "extra": None,
+                "extra_digest": UNKNOWN_EXTRA,  # of few words, which one could try
                 "error": None,
                 "about": None,
             }
@@ -189,6 +192,9 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]
         count(unmatched, run(unmatched.update().where(*of_row).values(shown_number="erased", note=None)).rowcount)
         ids = [row.key for row in found]
         count(subscriptions, _erase_messages(journal, ids))
+        for keys in chunks(ids):
+            of_name = (retries.c.account == journal.account, retries.c.name.in_(keys), retries.c.error.is_not(None))
+            count(retries, run(retries.update().where(*of_name).values(error="erased")).rowcount)
     return rows
 
 

@@ -89,6 +89,27 @@ async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -
         assert not any(first.digest[:24] in key for key in keys)
 
 
+async def test_what_a_consumer_and_a_pause_said_goes_too(sqlite_file_url: str) -> None:
+    """The error of a program's own handler, and the reason of a pause, may name a customer."""
+    async with shop(sqlite_file_url) as (client, store, _):
+        order: dict[str, Any] = {"type": "disbursement", "phone_number": NUMBER, "amount": 5000}
+        await client.payments.enqueue(**order, idempotency_key="order-1", extra={"customer": NAME})
+        digests = [row["extra_digest"] for row in rows(sqlite_file_url, "mobilemoney_payment_records")]
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(5)
+            dispatcher.pause(f"{NAME} has complained, {NUMBER}")
+            await anyio.sleep(5)
+        await settle(client)
+        changes = client.payments.changes(consumer="books", start="oldest", forever=False)
+        async for change in changes:
+            await change.failed(ValueError(f"no address of {NAME}, {NUMBER}"))
+            break
+        await changes.aclose()
+        await store.erase_account("shop-1")
+    text = everything(sqlite_file_url)
+    assert NAME not in text and NUMBER not in text and digests[0] not in text
+
+
 @pytest.mark.pairs
 async def test_a_number_goes_and_the_money_stays(store_url: str) -> None:
     """No table shows the number or the customer's name; amounts, keys, ids, states and times are as before."""
