@@ -30,7 +30,7 @@ from mobilemoney_async.database.schema import (
     require_known,
 )
 from mobilemoney_async.database.serialization import load, shorten
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.records.account_state import STATE, require_active
 from mobilemoney_async.payments.records.account_status import describe
@@ -144,8 +144,13 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         {**_row(journal.account, request, options, at), "of_account": journal.account},
     ).one_or_none()
     if made is not None:
-        require_known(made.version)
-        require_active(journal.connection, journal.account, made.account_state)
+        try:
+            require_known(made.version)
+            require_active(journal.connection, journal.account, made.account_state)
+        except MobileMoneyError:  # the merchant's own transaction may go on after it
+            here = (_columns.account == journal.account, _columns.key == request.key)
+            journal.connection.execute(payments.delete().where(*here))
+            raise
         _announce(journal, [request.key], at)
         return to_record(made)
     record, _ = journal.look_up(request)
