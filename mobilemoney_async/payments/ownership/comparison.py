@@ -123,16 +123,16 @@ class AccountFacts:
 def why_compare(facts: AccountFacts, now: datetime) -> ComparisonReason | None:
     """Return why a store is to be compared with its service before it sends a payment, or None.
 
-    An empty store has nothing to compare.
+    An empty store has nothing to compare, unless someone has said that it was restored.
     """
     if facts.lost_until is not None:
         return ComparisonReason.BACKWARDS
+    if facts.due_since is not None and not facts.has_moved:
+        return ComparisonReason.DUE
     if facts.first_record_at is None:
         return None
     if facts.has_moved:
         return ComparisonReason.MOVED
-    if facts.due_since is not None:
-        return ComparisonReason.DUE
     if facts.again_at is not None and now >= facts.again_at:
         return ComparisonReason.AGAIN
     return None if facts.is_in_contact(now) else ComparisonReason.NEW_LIFE

@@ -298,6 +298,8 @@ class Recovery:
         if newest is None:
             until = since
             found = await self._store.read(lambda journal: _newest_until(journal, until))
+            if found is None and facts.first_record_at is None:  # all that is queued may have been sent
+                found = await self._store.read(_first_created)
             newest = max(found or facts.first_record_at or since, _NO_PAYMENT_YET)
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
@@ -468,6 +470,15 @@ class Recovery:
 def _since(due: _Due, skew: Skew | None) -> datetime:
     """Return from when on rows are compared, on the service's clock; a day before where nothing shows that."""
     return shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
+
+
+def _first_created(journal: Journal) -> datetime | None:
+    """Return when the account's first payment was recorded, or None."""
+    of_account = payments.c.account == journal.account
+    found: datetime | None = journal.connection.execute(
+        sa.select(sa.func.min(payments.c.created_at)).where(of_account)
+    ).scalar_one()
+    return found
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:

@@ -46,6 +46,11 @@ def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
 
     Each account is compared with the service before it pays; see `Recovery.restored`.
     """
+    # What is only queued has no row yet.
+    queued = sa.select(payments.c.account).distinct().where(payments.c.account.not_in(sa.select(accounts.c.account)))
+    if names := connection.execute(queued).scalars().all():
+        missing = insert_missing(accounts, connection.dialect.name)
+        connection.execute(missing, [{"account": each} for each in names])
     newest = sa.select(sa.func.max(payments.c.sent_at)).where(
         payments.c.account == accounts.c.account, payments.c.sent_at <= now
     )
