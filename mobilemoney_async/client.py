@@ -189,7 +189,7 @@ class AsyncClient:
                 reconciler=reconciler,
                 recovery=recovery,
             )
-            if pipeline.observer is None and self._store.sole_writer is not False:
+            if pipeline.observer is None:
                 pipeline.observer = UnclaimedObserver(self._store, recovery.binding, pipeline)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates, self._recent)

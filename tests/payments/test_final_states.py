@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import PaymentCause, SQLStore
-from mobilemoney_async.events import FinalStateChanged
+from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
 
@@ -41,6 +41,21 @@ async def test_a_final_state_that_changes_is_told_once(
     assert record.reason is not None and record.reason in next_step(record, world.utcnow()).text
     assert [each.what for each in record.history].count("contradiction") == 1
     assert caplog.text.count("was finally FAILED") == 1
+
+
+@pytest.mark.slow
+async def test_a_final_state_that_changes_is_told_where_other_systems_pay(sqlite_file_url: str) -> None:
+    """It is of a payment of ours; what no payment claims is theirs, and no one is told."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    payment = await fail(world)
+    payment.status = "SUCCESS"
+    store = SQLStore(world.url, grace=GRACE, sole_writer=False)
+    async with world.client(store=store, on_event=events.append) as client:
+        await read(client)
+        assert (await world.get(client, "k")).cause is PaymentCause.CHANGED
+    assert [type(each) for each in events if isinstance(each, FinalStateChanged | TransactionUnclaimed)] == [
+        FinalStateChanged
+    ]
 
 
 @pytest.mark.slow

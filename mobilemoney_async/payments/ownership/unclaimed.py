@@ -132,6 +132,8 @@ class UnclaimedObserver:
             with suppress(StoreError):  # the next page is not far
                 await self._binding.keep_contact()
         await compare_final_states(self._store, rows, now=now, on_event=self._on_event)
+        if self._store.sole_writer is False:
+            return  # what no payment claims is of other systems
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
         teaches = self._merchant_id is None and any(row.merchant_id and seen(row.id) is True for row in rows)
@@ -158,7 +160,7 @@ class UnclaimedObserver:
         ids = [*own, *(row.id for row in new)]
         known = await self._store.read(lambda journal: _look(journal, ids))
         account = known.account
-        if account is None or account.number_key is None:
+        if account is None or account.number_key is None or account.first_record_at is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
