@@ -35,7 +35,7 @@ from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import merchant_of, owners
-from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
+from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import to_record
 
 _columns = payments.c
@@ -92,7 +92,7 @@ def _sent_between(
     journal: Journal, start: datetime, end: datetime, *where: sa.ColumnElement[bool]
 ) -> list[PaymentRecord]:
     """Return the payments that were sent in a time, and may exist."""
-    states = [str(each) for each in REUSABLE]
+    states = [str(each) for each in (*REUSABLE, PaymentState.CANCELLED)]
     here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
     may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
     rows = journal.connection.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
