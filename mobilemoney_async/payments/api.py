@@ -277,7 +277,14 @@ class PaymentBook:
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()
         event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
-        return await self._decide(name, lambda journal, now: cancel(journal, name, note=text, at=now, event=event))
+        await self._store.flush(key=name)
+        # Beside a create of this event loop, which may wait for the rate limit: the row's lock decides.
+        cancelled = await self._store.decide(
+            lambda journal, now: cancel(journal, name, note=text, at=now, event=event), self._utcnow
+        )
+        if isinstance(cancelled, StoreError):
+            raise cancelled
+        return cancelled
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.
