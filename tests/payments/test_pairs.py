@@ -6,16 +6,20 @@ Each was found by trying one feature with another; both alone had their tests.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     AccountNeed,
     AccountState,
+    AccountSuspended,
     AsyncClient,
     DisbursementLimits,
     LimitExceeded,
@@ -27,6 +31,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.payments.records.account_state import note_restored
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sharing.overview import read_overview
@@ -183,3 +188,86 @@ async def test_a_refund_from_the_queue_does_not_take_the_place_of_salaries(store
         await client.payments.cancel("refund", note="Asha: later")
         await client.disbursements.create(PAYS, 900, idempotency_key="salary")
     assert len(sandbox.transactions) == 1
+
+
+async def test_a_suspended_account_queues_nothing_in_a_transaction_that_goes_on(sqlite_file_url: str) -> None:
+    """The merchant catches the error, and commits that the order is refused: it is not paid after `resume`."""
+    platform = Platform(sqlite_file_url)
+    store = platform.store()
+    async with platform.merchants() as merchants:
+        client = await merchants.client("shop-1")
+        await client.payments.unresolved()
+        await merchants.suspend("shop-1", note="papers are late")
+        engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
+        with engine.begin() as connection, suppress(AccountSuspended):
+            store.enqueue(connection, type="disbursement", phone_number=PAYS, amount=500, idempotency_key="order-1")
+        engine.dispose()
+        assert await client.payments.list() == []
+
+
+@pytest.mark.parametrize("is_said_of_all", [True, False])
+async def test_a_backup_with_a_queue_alone_does_not_pay_it_again(tmp_path: Path, is_said_of_all: bool) -> None:
+    """An account whose first payment came after the backup: someone says that it was restored, and all of it waits."""
+    sandbox, url, backup = Sandbox(), f"sqlite:///{tmp_path}/p.db", f"sqlite:///{tmp_path}/backup.db"
+    rows = [{"phone_number": f"+25578800000{number}", "amount": 3000} for number in range(3)]
+    store = SQLStore(url)
+    async with sandbox.client(store=store) as client:
+        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        with (
+            closing(sqlite3.connect(tmp_path / "p.db")) as source,
+            closing(sqlite3.connect(tmp_path / "backup.db")) as to,
+        ):
+            source.backup(to)
+        async with client.dispatcher():
+            await anyio.sleep(10)
+    store.close()
+    assert len(sandbox.transactions) == 3
+    await anyio.sleep(3600)
+    store = SQLStore(backup)
+    async with sandbox.client(store=store) as client:
+        if is_said_of_all:
+            parts = account_store(store)
+            await parts.database.open()
+            now = lambda: sandbox.now  # noqa: E731
+            assert await parts.decide(lambda journal, at: note_restored(journal.connection, "Asha", at), now) == 1
+        else:
+            await client.payments.restored(note="Asha: the backup of Monday")
+        async with client.dispatcher():
+            await anyio.sleep(3 * 3600)
+            await client.payments.reconcile()
+            await anyio.sleep(600)
+        assert len(await client.payments.unclaimed()) == 3
+    store.close()
+    assert len(sandbox.transactions) == 3
+
+
+async def test_a_new_account_that_is_said_to_be_restored_pays_after_the_grace_period(store: SQLStore) -> None:
+    """Nothing at the service is its own: its first disbursement waits as long as the docs say, and no longer."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=store) as client:
+        await client.payments.restored(note="Asha: the backup of Monday")
+        for _ in range(4):
+            await anyio.sleep(120)
+            await client.payments.reconcile()
+        await client.disbursements.create(NUMBER, 5000, idempotency_key="first")
+    assert len(sandbox.transactions) == 1
+
+
+async def test_a_queued_payment_is_cancelled_while_its_sender_waits(store: SQLStore) -> None:
+    """For the rate limit, in this very process: it is not sent, and the answer comes at once."""
+    sandbox = Sandbox()
+
+    async def collect(client: AsyncClient, number: int) -> None:
+        await client.collections.create(f"+2556812{number:05d}", 1000, idempotency_key=f"order-{number}")
+
+    async with sandbox.client(store=store) as client, client.dispatcher(), anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(collect, client, number)
+        await anyio.sleep(2)
+        order: dict[str, Any] = {"type": "disbursement", "phone_number": PAYS, "amount": 50_000}
+        await client.payments.enqueue(**order, idempotency_key="salary")
+        await anyio.sleep(3)
+        with anyio.fail_after(1):
+            assert (await client.payments.cancel("salary", note="Asha")).state is PaymentState.CANCELLED
+    assert PAYS not in {each.phone_number for each in sandbox.transactions.values()}
