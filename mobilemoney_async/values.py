@@ -318,6 +318,16 @@ def redact(text: str, limit: int = 200) -> str:
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
 
 
+def shown_text(text: str) -> str:
+    """Return a text of the service for people: a code in capitals as it is, any other redacted."""
+    return text if re.fullmatch(r"[A-Z][A-Z_]*", text) else redact(text)
+
+
+def text_repr(text: str | None) -> str:
+    """Return the repr of an attribute that holds a text of the service."""
+    return repr(None if text is None else shown_text(text))
+
+
 def shown_id(text: str, limit: int = 64) -> str:
     """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number."""
     return text if re.fullmatch(_ID, text) else redact(text, limit)

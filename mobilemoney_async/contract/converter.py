@@ -120,6 +120,8 @@ def _read_identifier(value: Any, _: Any) -> str:
     digits = value.text if isinstance(value, OddNumber) else str(value) if type(value) is int else value
     if not isinstance(digits, str) or not (isinstance(value, str) or digits.isdigit()):
         raise _WrongValue("expected str")
+    if "\0" in digits or not can_encode(digits):  # which no request, or no database, can name
+        raise _WrongValue("expected str without NUL and lone surrogates")
     return digits
 
 

@@ -23,7 +23,15 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, in_utc
 from mobilemoney_async.contract.side_fields import ANSWERS, SideFields
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
-from mobilemoney_async.values import Secret, is_id, mask_phone_number, refuse, require_bearer, require_identifier
+from mobilemoney_async.values import (
+    Secret,
+    is_id,
+    mask_phone_number,
+    refuse,
+    require_bearer,
+    require_identifier,
+    text_repr,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -78,11 +86,11 @@ class Transaction(Data):
     network: Network | None = None
     status: TransactionStatus
     created_at: datetime | None = None
-    external_id: str | None = None
+    external_id: str | None = attrs.field(default=None, repr=text_repr)
     merchant_id: str | None = None
     completed_at: datetime | None = None
     failed_at: datetime | None = None
-    failure_reason: str | None = None
+    failure_reason: str | None = attrs.field(default=None, repr=text_repr)
     fees: Fees | None = None
     settlement: Settlement | None = None
 
@@ -136,7 +144,7 @@ class Acknowledgement(Data):
     phone_number: str = attrs.field(repr=mask_phone_number)
     status_code: TransactionStatus
     status: str
-    message: str | None = None
+    message: str | None = attrs.field(default=None, repr=text_repr)
     idempotency_key: str | None = None
 
     @property

@@ -368,6 +368,16 @@ class TestValues:
     def test_their_reprs_mask_the_phone_number(self, value: Any) -> None:
         assert "+255680000001" not in repr(value)
 
+    def test_their_reprs_redact_what_the_service_says(self) -> None:
+        """A code is shown as it is; a sentence may hold anything."""
+        said = {"failure_reason": "no wallet for +255681234567", "external_id": "+255681234567"}
+        failed = read_transaction(samples.transaction(status="FAILED", **said))
+        answer = read_acknowledgement(to_bytes(samples.acknowledgement(message="sent to +255681234567")))
+        assert "1234567" not in f"{failed!r}{answer!r}"
+        assert failed.failure_reason == said["failure_reason"]
+        code = attrs.evolve(failed, failure_reason="INSUFFICIENT_BALANCE_OF_PAYER")
+        assert "failure_reason='INSUFFICIENT_BALANCE_OF_PAYER'" in repr(code)
+
     def test_a_login_result_hides_its_token_and_does_not_pickle_by_accident(self) -> None:
         """The bearer token neither shows nor leaves the process unasked."""
         result = read_login(to_bytes(samples.login()))
@@ -384,6 +394,14 @@ class TestValues:
 
 class TestRowsOneByOne:
     """For evidence, a row that breaks the contract must not hide the others of its page."""
+
+    @pytest.mark.parametrize("odd", ["t-\ud800", "\ud800", "t\0"])
+    def test_an_id_that_no_database_can_name_makes_its_row_unreadable(self, odd: str) -> None:
+        """JSON can hold half of a surrogate pair, and a NUL: either stopped each reconcile."""
+        rows = (samples.transaction(id=odd), samples.settled(id="t-3"))
+        answer: Any = read_rows(to_bytes(samples.page(*rows)))
+        assert [each.id for each in answer.transactions] == ["t-3"]
+        assert len(answer.unreadable) == 1
 
     def test_a_good_page_is_read_as_ever(self) -> None:
         body = to_bytes(samples.page(samples.settled(), samples.transaction()))
