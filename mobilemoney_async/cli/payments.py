@@ -38,6 +38,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     is_stale,
 )
+from mobilemoney_async.values import shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -371,7 +372,7 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
         "full listings without it": str(record.walks or ""),
         "last look in the list": output.moment(record.looked_at),
         "not called absent because": record.reason if record.state is PaymentState.UNKNOWN else None,
-        "failure": None if record.transaction is None else record.transaction.failure_reason,
+        "failure": None if record.transaction is None else shown_text(record.transaction.failure_reason or ""),
         "error": record.error,
         "what to do": copyable(step.text),
     }

@@ -21,7 +21,7 @@ from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.values import csv_cell
+from mobilemoney_async.values import csv_cell, shown_text
 
 # The default of --limit.
 _LIMIT = 100
@@ -198,7 +198,7 @@ def describe(transaction: Transaction, *, unmasked: bool) -> str:
 
 def state_of(transaction: Transaction) -> str:
     """Return the state, with the reason of a failure."""
-    return f"{transaction.status} {transaction.failure_reason or ''}".rstrip()
+    return f"{transaction.status} {shown_text(transaction.failure_reason or '')}".rstrip()
 
 
 def columns(*, unmasked: bool) -> tuple[Column[Transaction], ...]:

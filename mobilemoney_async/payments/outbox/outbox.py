@@ -47,7 +47,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
+from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key, shown_text
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 # Payments that were sent last, among which those are looked for that have ended.
@@ -403,7 +403,7 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
         return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
     found = run(shown.where(_columns.key.in_(keys)))
     reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
-    said = ": ".join(filter(None, [status, *reasons]))
+    said = ": ".join([status, *(shown_text(each) for each in reasons if each)])
     return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.values import csv_cell, mask_phone_number, refuse, require_name
+from mobilemoney_async.values import csv_cell, mask_phone_number, refuse, require_name, text_repr
 
 WORDS: Mapping[str, str] = {
     "proposed": "proposed",
@@ -83,7 +83,7 @@ class PayoutLine(Data):
     state: str
     transaction_id: str | None = None
     fee: Decimal | None = None
-    reason: str | None = None
+    reason: str | None = attrs.field(default=None, repr=text_repr)
     warning: str | None = None
     info: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 

@@ -29,7 +29,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.reasons import PaymentCause
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.values import mask_phone_number, text_repr
 
 
 class PaymentState(str, enum.Enum):
@@ -275,7 +275,7 @@ class PaymentRecord(Data):
     not_after: datetime | None = None
     priority: int = 0
     error: str | None = None
-    external_id: str | None = None
+    external_id: str | None = attrs.field(default=None, repr=text_repr)
     history: tuple[HistoryEntry, ...] = ()
 
     @property
