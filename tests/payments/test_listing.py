@@ -20,10 +20,12 @@ from mobilemoney_async import (
     Pagination,
     PermissionDenied,
     RateLimiter,
+    RetryPolicy,
     Transaction,
     TransactionNotFound,
     UnexpectedResponse,
 )
+from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.models import PageAnswer, UnreadableRow
 from mobilemoney_async.payments.ownership import listing as module
@@ -482,6 +484,9 @@ class ModelList:
     beyond: Callable[[int, int], int] = lambda page, last: page
     change: Callable[[list[Transaction]], None] = lambda rows: None
     requests: int = 0
+    options: Options = attrs.field(
+        factory=lambda: Options(timeout=30.0, deadline=None, retry=RetryPolicy(), headers={})
+    )
 
     def utcnow(self) -> datetime:
         return NOON

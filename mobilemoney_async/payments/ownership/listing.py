@@ -34,6 +34,8 @@ _NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
 
 def unhurried(pipeline: Pipeline) -> Pipeline:
     """Return a pipeline without the deadline of a call: there may be a queue for hundreds of pages."""
+    if pipeline.options.deadline is None:
+        return pipeline
     return attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
 
 
