@@ -248,7 +248,17 @@ class PaymentBook:
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
 
     async def hold(self, keys: Iterable[str], time: timedelta) -> None:
-        """Let no dispatcher send these payments for a time from now, as far as they are queued: a create does, say."""
+        """Let no dispatcher send these payments for a time from now, as far as they are queued: a create does, say.
+
+        One that waits for longer anyway, by its `not_before`, goes on to do so.
+
+        Raises:
+            InvalidRequest: A key is blank, or the time is no timedelta from 0 to 365 days.
+        """
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise refuse("keys", "an iterable of keys", keys)
+        if not isinstance(time, timedelta) or not timedelta(0) <= time <= timedelta(days=365):
+            raise refuse("time", "a timedelta from 0 to 365 days", time)
         names = sorted({require_name("keys", each) for each in keys})
         if names:
             await self._store.database.open()

@@ -22,6 +22,7 @@ from mobilemoney_async import (
     AccountSuspended,
     AsyncClient,
     DisbursementLimits,
+    InvalidRequest,
     LimitExceeded,
     NoSuchMerchant,
     OutcomeUnknown,
@@ -113,6 +114,10 @@ async def test_a_hold_makes_no_scheduled_payment_earlier(store: SQLStore) -> Non
                 type="disbursement", phone_number=NUMBER, amount=5000, idempotency_key=key, not_before=wait
             )
         await client.payments.hold(["rent", "now"], timedelta(seconds=15))
+        wrong: Any
+        for wrong in (None, 5, timedelta.max, timedelta(-1)):
+            with pytest.raises(InvalidRequest, match="time must be a timedelta from 0 to 365 days"):
+                await client.payments.hold(["rent"], wrong)
         rent, now = [await client.payments.get(key) for key in ("rent", "now")]
         assert rent is not None and rent.not_before is not None
         assert now is not None and now.not_before is not None

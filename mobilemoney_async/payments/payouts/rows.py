@@ -336,7 +336,7 @@ def _read_key(row: Mapping[Any, Any]) -> str | None:
     if key is None or key == "":
         return None
     plain = key.removeprefix("'").replace(";'", ";") if _is_report(row) and isinstance(key, str) else key
-    if plain != key and csv_cell(plain) == key:  # another key would pay again
+    if isinstance(plain, str) and plain != key and csv_cell(plain) == key:  # another key would pay again
         problem = "key may have got an apostrophe from the report: write it as it was, without the report's columns"
         raise InvalidRequest(problem, argument="key")
     return require_key("key", key)
