@@ -108,7 +108,8 @@ async def keep_books(client: AsyncClient, sessions: async_sessionmaker[AsyncSess
     """Book changes as they come, for as long as the worker runs; while a database is away, later."""
     while True:
         try:
-            async with sessions() as session:
+            async with sessions.begin() as session:
+                await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
                 booked = await session.scalar(sa.select(Place.cursor))
             async for _ in client.payments.changes(after=booked, limit=1, forever=True):  # wait for the next one
                 if not await book_changes(client, sessions):

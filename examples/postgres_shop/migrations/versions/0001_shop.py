@@ -23,10 +23,7 @@ def upgrade() -> None:
         sa.Column("order_id", sa.String(), sa.ForeignKey("orders.id"), primary_key=True),
         sa.Column("booked_by", sa.Integer(), nullable=False),
     )
-    place = op.create_table(
-        "feed_place", sa.Column("name", sa.String(), primary_key=True), sa.Column("cursor", sa.String())
-    )
-    op.bulk_insert(place, [{"name": "books", "cursor": None}])
+    op.create_table("feed_place", sa.Column("name", sa.String(), primary_key=True), sa.Column("cursor", sa.String()))
 
 
 def downgrade() -> None:
