@@ -35,6 +35,7 @@ from mobilemoney_async.payments.ownership.matching import time_of
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON
+from tests.support.patience import PATIENCE
 from tests.support.scale import examples
 from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour, Payment, Row, SecondService, error
 
@@ -485,7 +486,7 @@ class ModelList:
     change: Callable[[list[Transaction]], None] = lambda rows: None
     requests: int = 0
     options: Options = attrs.field(
-        factory=lambda: Options(timeout=30.0, deadline=None, retry=RetryPolicy(), headers={})
+        factory=lambda: Options(timeout=PATIENCE, deadline=None, retry=RetryPolicy(), headers={})
     )
 
     def utcnow(self) -> datetime:
