@@ -135,6 +135,8 @@ def create_app(make_client: Callable[..., AsyncClient] = AsyncClient.from_env, *
         engine = create_async_engine(URL.set(drivername="postgresql+asyncpg"), hide_parameters=True, pool_pre_ping=True)
         app.state.sessions = async_sessionmaker(engine, expire_on_commit=False)
         try:
+            async with app.state.sessions.begin() as session:  # the row to lock, if no worker has made it before
+                await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
             async with payments(app), anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_books, app.state.mobilemoney.client, app.state.sessions)
                 yield

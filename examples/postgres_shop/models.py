@@ -35,7 +35,7 @@ class Shipment(Base):
 
 
 class Place(Base):
-    """Place of the books in the feed of changes: one row, which its reader locks."""
+    """Place of the books in the feed of changes: one row, which its reader locks. The first worker makes it."""
 
     __tablename__ = "feed_place"
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from conftest import Open
-from models import URL
+from models import URL, Base
 
 from mobilemoney_async import OutcomeUnknown, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
@@ -68,6 +68,19 @@ async def test_books_that_were_closed_go_on_where_they_were(
     mobilemoney_sandbox.approve(transaction_id)
     async with open_shop() as browser:
         assert await settled(browser) == "succeeded"
+    assert rows(database, "SELECT order_id FROM shipments") == [(ORDER,)]
+
+
+async def test_tables_of_any_origin_will_do(open_shop: Open, database: sa.Engine) -> None:
+    """The place of the books is made by the first worker, and kept by the others: no migration has to insert it."""
+    with database.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE; CREATE SCHEMA public"))
+    Base.metadata.create_all(database)
+    async with open_shop() as browser, open_shop():
+        await pay(browser, "0780 000 789")
+        assert await settled(browser) == "succeeded"
+    async with open_shop():  # a worker that starts later does not begin the books again
+        assert rows(database, "SELECT name, cursor IS NULL FROM feed_place") == [("books", False)]
     assert rows(database, "SELECT order_id FROM shipments") == [(ORDER,)]
 
 

@@ -69,7 +69,7 @@ def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyP
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
     ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error", "-c", os.devnull, "--rootdir=.", ".")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^10 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^11 passed", ran.stdout, re.MULTILINE), ran.stdout
 
 
 @pytest.mark.real_time

@@ -1,4 +1,4 @@
-"""The shop's tables, and the row that holds the place of its books."""
+"""The shop's tables."""
 
 import sqlalchemy as sa
 from alembic import op
