@@ -1,5 +1,6 @@
-"""A database for the tests of the shop: `DATABASE_URL` names one that they may empty."""
+"""A database for the tests of the shop, which they empty: that of `DATABASE_URL`, with `_test` after its name."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -9,11 +10,14 @@ import alembic.config
 import httpx
 import pytest
 import sqlalchemy as sa
-from app import create_app
-from models import URL
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import virtual_backend
+
+# The only database that is emptied here. `models` reads the variable, so it and `app` are imported later.
+SHOP = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
+URL = SHOP.set(database=f"{(SHOP.database or 'shop').removesuffix('_test')}_test")
+os.environ["DATABASE_URL"] = URL.render_as_string(hide_password=False)
 
 Open = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -28,10 +32,24 @@ def migrations() -> alembic.config.Config:
     return alembic.config.Config(Path(__file__).parent / "alembic.ini")
 
 
+@pytest.fixture(scope="session")
+def new_database() -> None:
+    """Make the database, once. A role that may not do that needs one: `createdb --owner shop shop_test`."""
+    if SHOP == URL:
+        return
+    engine = sa.create_engine(SHOP, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        if not connection.scalar(sa.text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": URL.database}):
+            connection.execute(sa.text(f'CREATE DATABASE "{URL.database}"'))
+
+
 @pytest.fixture
-def database(migrations: alembic.config.Config) -> sa.Engine:
+def database(new_database: None, migrations: alembic.config.Config) -> sa.Engine:
     engine = sa.create_engine(URL, poolclass=sa.pool.NullPool)
     with engine.begin() as connection:
+        name = connection.scalar(sa.text("SELECT current_database()"))  # a pooler, or `?dbname=`, may lead elsewhere
+        if not name.endswith("_test"):
+            pytest.exit(f"{name} is not emptied: the name of a database for tests ends with _test", 1)
         connection.execute(sa.text("DROP SCHEMA public CASCADE; CREATE SCHEMA public"))
     alembic.command.upgrade(migrations, "head")
     return engine
@@ -39,6 +57,8 @@ def database(migrations: alembic.config.Config) -> sa.Engine:
 
 @pytest.fixture
 def open_shop(mobilemoney_sandbox: Sandbox, database: sa.Engine) -> Open:
+    from app import create_app
+
     @asynccontextmanager
     async def open_shop() -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(mobilemoney_sandbox.client)

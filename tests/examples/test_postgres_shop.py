@@ -64,12 +64,28 @@ def workers(pid: int) -> list[int]:
 
 
 def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the folder of the example, with the address of a database that they may empty."""
-    monkeypatch.setenv("DATABASE_URL", new_database(server))
+    """In the folder of the example, as its user runs them; the shop's own database stays as it is."""
+    url = new_database(server)
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE orders AS SELECT 'paid' AS state"))
+    monkeypatch.setenv("DATABASE_URL", url)
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
-    ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error", "-c", os.devnull, "--rootdir=.", ".")
+    ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert rows(url, "SELECT state FROM orders") == [("paid",)]
     assert re.search(r"^11 passed", ran.stdout, re.MULTILINE), ran.stdout
+
+
+def test_the_tests_of_the_shop_empty_no_other_database(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that leads to another database than it names ends them before anything is dropped."""
+    url = new_database(server)
+    name = str(sa.make_url(url).database)
+    monkeypatch.setenv("DATABASE_URL", f"{url}&dbname={name}")
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
+    ran = run_pytest_alone(FOLDER, *plugins, "-q", "-k", "tables_are_those")
+    assert ran.returncode == 1
+    assert f"{name} is not emptied" in ran.stdout + ran.stderr
 
 
 @pytest.mark.real_time
