@@ -85,9 +85,11 @@ class InvalidRequest(MobileMoneyError, ValueError):
         argument: The name of the argument.
         problem: The fault of it: the message, without the argument's name at its beginning.
         advice: The next step, if the message has one.
+        local_numbers: Whether a phone number may lack its country code there, as for `values.tanzanian`.
     """
 
     outcome: CallOutcome = "not_sent"
+    local_numbers: bool = False
 
     def __init__(self, message: str, *, argument: str, problem: str | None = None, advice: str | None = None) -> None:
         super().__init__(message)

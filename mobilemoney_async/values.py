@@ -287,7 +287,9 @@ def tanzanian(phone_number: str) -> str:
         if found := _TANZANIAN.fullmatch(compact):
             return f"+255{found[1]}"
         shown, advice = mask_phone_number(compact), number_advice(compact)
-    raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown, advice)
+    error = refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown, advice)
+    error.local_numbers = True
+    raise error
 
 
 def mask_phone_number(phone_number: str) -> str:

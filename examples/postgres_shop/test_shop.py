@@ -54,7 +54,8 @@ async def test_what_is_paid_is_shipped_once(
 async def test_an_order_without_its_payment_is_not_recorded(open_shop: Open, database: sa.Engine) -> None:
     async with open_shop() as browser:
         answer = await pay(browser, "0222 111 000")
-    assert (answer.status_code, answer.json()["argument"]) == (422, "phone_number")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_phone_number")
+    assert answer.json()["message"] == "Please enter a Tanzanian mobile number, such as 0788 500 000."
     assert rows(database, "SELECT id FROM orders") == []
 
 

@@ -33,6 +33,7 @@ _ADVICE = {
     "phone_number": "Please enter a mobile number, such as +255 788 500 000.",
     "amount": "Please enter a whole amount in shillings.",
 }
+_LOCAL_ADVICE = "Please enter a Tanzanian mobile number, such as 0788 500 000."
 # The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
 _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...] = (
     (errors.IdempotencyConflict, 409, "This order was used for another payment.", None),
@@ -65,7 +66,7 @@ def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
         return HTTPAnswer(202, order_fields(OrderStatus(order=order, state=OrderState.FINDING_OUT)), {})
     if isinstance(error, errors.InvalidRequest):
         title, code = f"Please check this value: {error.argument}.", f"invalid_{error.argument}"
-        message = _ADVICE.get(error.argument, title)
+        message = _LOCAL_ADVICE if error.local_numbers else _ADVICE.get(error.argument, title)
         return _problem(422, title, order, code=code, argument=error.argument, message=message)
     status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
     if isinstance(error, errors.APIError) and not error.is_certain:  # refused as far as is known

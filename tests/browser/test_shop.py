@@ -183,7 +183,7 @@ def test_a_wrong_number_is_explained_beside_the_field(customer: Callable[..., Cu
     assert field.get_attribute("id") == "phone"
     assert field.get_attribute("aria-invalid") == "true"
     assert "phone-error" in str(field.get_attribute("aria-describedby"))
-    assert "country code" in error.text
+    assert "0788 500 000" in error.text
     here.pay(PAYS.replace("+255", "0"))
     here.sees("succeeded")
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -10,6 +11,7 @@ import pytest
 from mobilemoney_async import errors
 from mobilemoney_async.contrib.http_answers import FINDING_OUT, answer_error, answer_status, order_fields
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.values import normalise_phone_number, tanzanian
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 TEXT = "what the service said: +255681234567"
@@ -60,6 +62,21 @@ def test_a_refused_value_is_explained_in_parts_that_a_shop_can_translate(argumen
     body = answer_error(errors.InvalidRequest(TEXT, argument=argument)).body
     assert (body["code"], body["argument"]) == (f"invalid_{argument}", argument)
     assert said in body["message"]
+
+
+@pytest.mark.parametrize(
+    ("read", "advice"),
+    [
+        (tanzanian, "Please enter a Tanzanian mobile number, such as 0788 500 000."),
+        (normalise_phone_number, "Please enter a mobile number with its country code, such as +255 788 500 000."),
+    ],
+)
+def test_the_advice_for_a_number_is_a_number_that_is_accepted(read: Callable[[str], str], advice: str) -> None:
+    """A shop that reads local numbers does not ask for a country code, also where a worker hands on the error."""
+    with pytest.raises(errors.InvalidRequest) as caught:
+        read("0222 111 000")
+    assert answer_error(pickle.loads(pickle.dumps(caught.value))).body["message"] == advice
+    assert read(advice.partition("such as ")[2].removesuffix(".")) == "+255788500000"
 
 
 def test_an_unknown_outcome_says_so() -> None:
