@@ -1,34 +1,32 @@
 """A shop on FastAPI, SQLAlchemy's AsyncSession, asyncpg and PostgreSQL, with several workers.
 
-docs/postgres-shop.md explains it. `DATABASE_URL` names the database, `MOBILEMONEY_BASE_URL` and `MOBILEMONEY_TOKEN`
-the service: `alembic upgrade head`, then `uvicorn --workers 3 --timeout-graceful-shutdown 5 --factory app:create_app`.
+docs/postgres-shop.md explains it. Another shop changes this module: items, prices, orders and books. The rest is in
+`wiring`. `DATABASE_URL` names the database, `MOBILEMONEY_BASE_URL` and `MOBILEMONEY_TOKEN` the service: `alembic
+upgrade head`, then `uvicorn --workers 3 --timeout-graceful-shutdown 5 --factory app:create_app`.
 """
 
-import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio
 import sqlalchemy as sa
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse
-from models import URL, Order, Place, Shipment
+from models import URL, Order, Shipment
 from pydantic import BaseModel
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from wiring import shop_lifespan
 
-from mobilemoney_async import AsyncClient, PaymentChange, PaymentRecord, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, PaymentChange, PaymentRecord, SQLStore
 from mobilemoney_async.contrib.fastapi import (
     BackendDependency,
     callback_router,
     event_response,
     install_error_answers,
-    mobilemoney_lifespan,
     status_response,
 )
 from mobilemoney_async.contrib.orders import TooManyPrompts
@@ -36,12 +34,8 @@ from mobilemoney_async.values import tanzanian
 
 PRICES = {"coffee": 15_000, "tea": 6_500}
 PAGE = Path(__file__).parent / "page.html"
-SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox
 PER_NUMBER, WITHIN = 5, timedelta(minutes=10)  # of new orders
-PAGE_OF_CHANGES, PAUSE = 100, 1.0  # seconds
 OrderNumber = Annotated[str, InPath(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
-
-logger = logging.getLogger("shop")
 
 
 class Cart(BaseModel):
@@ -86,64 +80,10 @@ async def book(session: AsyncSession, change: PaymentChange) -> None:
         order.state = "unpaid"  # not FINAL or CANCELLED: paid by the next click
 
 
-async def book_changes(client: AsyncClient, sessions: async_sessionmaker[AsyncSession]) -> int:
-    """Book the next changes, and return how many: they and their place are one transaction.
-
-    Any number of workers may call it: the one that has locked the place reads, the others skip it. A worker that is
-    killed loses its lock with its connection, and what it has not committed was never booked.
-    """
-    async with sessions.begin() as session:
-        place = await session.scalar(sa.select(Place).with_for_update(skip_locked=True))
-        if place is None:
-            return 0
-        found = client.payments.changes(after=place.cursor, limit=PAGE_OF_CHANGES, forever=False)
-        changes = [change async for change in found]
-        for change in changes:
-            await book(session, change)
-            place.cursor = change.cursor
-    return len(changes)
-
-
-async def keep_books(client: AsyncClient, sessions: async_sessionmaker[AsyncSession]) -> None:
-    """Book changes as they come, for as long as the worker runs; while a database is away, later."""
-    while True:
-        try:
-            async with sessions.begin() as session:
-                await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
-                booked = await session.scalar(sa.select(Place.cursor))
-            async for _ in client.payments.changes(after=booked, limit=1, forever=True):  # wait for the next one
-                if not await book_changes(client, sessions):
-                    await anyio.sleep(PAUSE)  # another worker books it
-        except (StoreError, sa.exc.SQLAlchemyError, OSError) as exc:
-            logger.warning("the books wait: %s", exc)
-            await anyio.sleep(PAUSE)
-
-
 def create_app(make_client: Callable[..., AsyncClient] = AsyncClient.from_env, **options: Any) -> FastAPI:
     """Make the application; `options` are those of `Backend`."""
     store = SQLStore(URL.render_as_string(hide_password=False))
-
-    def client() -> AsyncClient:
-        return make_client(store=store, rate_limiter=RateLimiter(60 * SPEED, 10, window=60 / SPEED))
-
-    options = {"min_interval": 1 / SPEED, "per_minute": 45 * SPEED, "reconcile_every": 60 / SPEED, **options}
-    payments = mobilemoney_lifespan(client, secret=os.environ.get("CALLBACK_SECRET"), **options)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Without `hide_parameters` an error in the log would show phone numbers.
-        engine = create_async_engine(URL.set(drivername="postgresql+asyncpg"), hide_parameters=True, pool_pre_ping=True)
-        app.state.sessions = async_sessionmaker(engine, expire_on_commit=False)
-        try:
-            async with app.state.sessions.begin() as session:  # the row to lock, if no worker has made it before
-                await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
-            async with payments(app), anyio.create_task_group() as tasks:
-                tasks.start_soon(keep_books, app.state.mobilemoney.client, app.state.sessions)
-                yield
-                tasks.cancel_scope.cancel()  # what is not committed is rolled back
-        finally:
-            await engine.dispose()
-
+    lifespan = shop_lifespan(store, book, make_client, **options)
     app = FastAPI(title="Duka", lifespan=lifespan, docs_url=None, redoc_url=None)
     install_error_answers(app)
     app.include_router(callback_router())  # hints: the service is asked, and nothing else is believed
