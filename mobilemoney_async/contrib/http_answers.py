@@ -30,7 +30,7 @@ class HTTPAnswer:
 _NOTHING = " Nothing was paid."
 # For a customer, by the argument that was refused.
 _ADVICE = {
-    "phone_number": "Please enter a mobile number, such as +255 788 500 000.",
+    "phone_number": "Please enter a mobile number with its country code, such as +255 788 500 000.",
     "amount": "Please enter a whole amount in shillings.",
 }
 _LOCAL_ADVICE = "Please enter a Tanzanian mobile number, such as 0788 500 000."
