@@ -110,6 +110,7 @@ async def test_what_no_payment_claims_is_of_its_account(platform: Platform) -> N
         assert await two.payments.get("imported") is None
 
 
+@pytest.mark.slow
 async def test_a_number_is_erased_in_its_account(platform: Platform) -> None:
     """While other hosts serve both: the customer's number stays with the merchant who was not asked."""
     async with platform.merchants() as merchants, platform.merchants() as other_host:
