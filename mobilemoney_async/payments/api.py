@@ -535,7 +535,8 @@ class Payments(PaymentBook):
 
         A store notices that by itself where more than five minutes have passed since the backup's last write. Call this
         before the first payment, and it holds for younger backups too: disbursements then wait for `grace` seconds,
-        until the list must show all that is lost. A cancelled call may have noted it.
+        until the list must show all that is lost. With ``sole_writer=False`` nothing is compared, which a warning says,
+        since the list may show what other systems paid. A cancelled call may have noted it.
 
         Args:
             note: The reason and your name; kept with the account.

@@ -592,7 +592,7 @@ async def test_strangers_beyond_the_most_are_left_out(
         await world.read(client)
         assert len(await client.payments.unclaimed()) == 4
         (line,) = (each for each in warnings(caplog) if "than are recorded" in each)
-        assert "sole_writer = false in the profile" in line
+        assert "store_options = { sole_writer = false } in the profile" in line
 
 
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])

@@ -304,6 +304,37 @@ DEFECTS = (
         "if verdict.adopt is not None and look.rival is not None:",
         "if False:",
     ),
+    # Chosen by somebody who had not read the simulator.
+    Defect(
+        "a host that slept between record and socket sends what others have given up",
+        "calls/pipeline.py",
+        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
+        "return anyio.current_time() - asked_at",
+    ),
+    Defect(
+        "a soft refusal of a queued payment counts as certainly unmade",
+        "payments/creates/attempts.py",
+        'is_unmade = outcome == "not_sent" or (is_certain and isinstance(error, REFUSED_FOR_ALL))',
+        'is_unmade = outcome == "not_sent" or isinstance(error, REFUSED_FOR_ALL)',
+    ),
+    Defect(
+        "the last change of a lagging payment is skipped",
+        "payments/feed/consumers.py",
+        "columns.number <= upto",
+        "columns.number < upto",
+    ),
+    Defect(
+        "a row that is stamped late does not forbid absence",
+        "payments/ownership/matching.py",
+        "return shift(start, -_NEAR), shift(end, _NEAR)",
+        "return shift(start, -_NEAR), end",
+    ),
+    Defect(
+        "a poller does not catch up after a new epoch of the feed",
+        "sharing/poller.py",
+        "missed, self._is_lost = await self.join(resume=True), False",
+        "missed, self._is_lost = await self.join(resume=False), False",
+    ),
     Defect(
         "a host's clock says what is late",
         "database/engine.py",

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import attrs
 
-OTHERS_PAY: str = "SQLStore(..., sole_writer=False), and sole_writer = false in the profile of the commands"
+OTHERS_PAY: str = (
+    "SQLStore(..., sole_writer=False), and store_options = { sole_writer = false } in the profile of the commands"
+)
 """How a program and an operator say that other systems of the merchant pay too."""
 
 
