@@ -12,6 +12,7 @@ goes to the bucket, since the service may have asked for a hold in between.
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -366,7 +367,8 @@ class RateLimiter:
         window: float = 60.0,
         jitter: float | None = None,
     ) -> None:
-        if isinstance(per_minute, bool) or not isinstance(per_minute, int | float) or not 0 < per_minute < float("inf"):
+        is_number = isinstance(per_minute, int | float) and not isinstance(per_minute, bool)
+        if not is_number or not 0 < per_minute <= sys.float_info.max:
             raise refuse("per_minute", "a number of requests more than 0", per_minute)
         require_integer("burst", burst, 1)
         require_seconds("window", window)

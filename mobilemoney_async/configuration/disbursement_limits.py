@@ -28,7 +28,9 @@ def _read(value: int | Decimal | str | None) -> Decimal | None:
 
 
 def _check(instance: object, attribute: attrs.Attribute[Decimal | None], value: Any) -> None:
-    if value is not None and not (isinstance(value, Decimal) and 0 < value <= _MOST and value == int(value)):
+    if value is not None and not (
+        isinstance(value, Decimal) and value.is_finite() and 0 < value <= _MOST and value == int(value)
+    ):
         raise refuse(attribute.name, f"whole TZS above 0, at most {_MOST:,f}, or None", value)
 
 

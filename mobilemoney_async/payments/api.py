@@ -308,7 +308,7 @@ class PaymentBook:
         Raises:
             InvalidRequest: The state is another one.
         """
-        if state not in {OPEN, EXPLAINED, CLAIMED, None}:
+        if state not in (OPEN, EXPLAINED, CLAIMED, None):
             raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None", state)
         now = self._utcnow()
         return await self._store.read(lambda journal: find_unclaimed(journal.connection, journal.account, state, now))
@@ -386,7 +386,7 @@ class PaymentBook:
             InvalidCursor: From the iterator: it cannot go on from the cursor without skipping changes.
             StoreError: From the iterator: the store failed, or there is no such consumer and no `start`.
         """
-        if start not in {"oldest", "now", None}:
+        if start not in ("oldest", "now", None):
             raise refuse("start", '"oldest" or "now"', start)
         if consumer is not None:
             if after is not None or limit is not None:

@@ -383,6 +383,7 @@ async def test_arguments_are_refused_by_name(client: AsyncClient) -> None:
         {"after": "x", "start": "now"},
         {"limit": 0},
         {"limit": True},
+        {"start": []},
         {"after": 5},
     ]
     for each in wrong:

@@ -217,6 +217,7 @@ async def test_each_merchant_has_its_own_limits(world: World) -> None:
         ({}, "disbursement_limits must be one limit at least"),
         ({"per_day": 0}, "per_day must be whole TZS above 0"),
         ({"per_payment": 1.5}, "per_payment must be whole TZS"),
+        ({"per_payment": Decimal("NaN")}, "per_payment must be whole TZS"),
         ({"per_recipient_a_day": "15,000"}, "per_recipient_a_day must be whole TZS"),
         ({"per_day": 10**15 + 1}, "per_day must be .* at most 1,000,000,000,000,000"),
     ],

@@ -403,8 +403,10 @@ async def test_a_spreadsheet_runs_nothing_of_a_report(client: AsyncClient) -> No
     assert first[2] == PHONE_NUMBER and first[-4:] == ["'+SUM(A1)", "\\t=1+1", "a\\r\\n@b", ""]
     assert second[-1] == "'-2+3"
     assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
-    with pytest.raises(InvalidRequest, match="format"):
-        await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
+    wrong: list[Any] = ["xml", []]
+    for each in wrong:
+        with pytest.raises(InvalidRequest, match="format"):
+            await client.payouts.report(batch.id, each)
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])

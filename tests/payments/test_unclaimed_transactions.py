@@ -495,8 +495,10 @@ async def test_the_list_of_unclaimed_transactions(world: World, client: AsyncCli
     ):
         with pytest.raises(refused):
             await client.payments.explain(**arguments)
-    with pytest.raises(InvalidRequest, match="state must be"):
-        await client.payments.unclaimed("OPEN")
+    wrong: list[Any] = ["OPEN", []]
+    for state in wrong:
+        with pytest.raises(InvalidRequest, match="state must be"):
+            await client.payments.unclaimed(state)
 
 
 async def test_the_digest_of_a_number_needs_the_key_of_its_database(world: World) -> None:

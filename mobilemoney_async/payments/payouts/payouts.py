@@ -265,7 +265,7 @@ class Payouts:
             StoreError: There is no such batch.
         """
         name = require_name("id", id)
-        if format not in {None, "csv", "json"}:
+        if format not in (None, "csv", "json"):
             raise refuse("format", "csv, json or None", format)
 
         def report(journal: Journal) -> Sequence[PayoutLine]:
