@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from mobilemoney_async.values import id_repr
+
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 
@@ -112,9 +114,9 @@ class TransactionUnclaimed:
         fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     type: str
-    status: str
+    status: str = attrs.field(repr=id_repr)
     fits_key: str | None
 
 
@@ -130,11 +132,11 @@ class FinalStateChanged:
         status: The final state that the service shows now.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     idempotency_key: str
     type: str
-    before: str
-    status: str
+    before: str = attrs.field(repr=id_repr)
+    status: str = attrs.field(repr=id_repr)
 
 
 @attrs.frozen(kw_only=True)
@@ -185,7 +187,7 @@ class PaymentFollowed:
         pending: The number of payments that it follows, this one among them.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     pending: int
 
 
@@ -217,9 +219,9 @@ class PaymentFinal:
             final.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     type: str
-    status: str
+    status: str = attrs.field(repr=id_repr)
     lag: float | None
     pending: int
 
@@ -235,7 +237,7 @@ class PaymentGivenUp:
         pending: The number of payments that the poller still follows.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     error: str
     pending: int
 

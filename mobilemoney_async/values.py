@@ -335,6 +335,11 @@ def shown_id(text: str, limit: int = 64) -> str:
     return text if re.fullmatch(_ID, text) else redact(text, limit)
 
 
+def id_repr(text: str | None) -> str:
+    """Return the repr of an attribute that holds an id of the service."""
+    return repr(None if text is None else shown_id(text))
+
+
 def _mask_match(match: re.Match[str]) -> str:
     return mask_phone_number(re.sub(r"[^\d+]", "", match[0]))
 

@@ -25,6 +25,7 @@ from mobilemoney_async.contract.side_fields import ANSWERS, SideFields
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
 from mobilemoney_async.values import (
     Secret,
+    id_repr,
     is_id,
     mask_phone_number,
     refuse,
@@ -77,8 +78,8 @@ class Transaction(Data):
         settlement: Present on a successful collection.
     """
 
-    id: str
-    reference: str | None = None
+    id: str = attrs.field(repr=id_repr)
+    reference: str | None = attrs.field(default=None, repr=id_repr)
     type: TransactionType
     amount: Decimal
     currency: str
@@ -87,7 +88,7 @@ class Transaction(Data):
     status: TransactionStatus
     created_at: datetime | None = None
     external_id: str | None = attrs.field(default=None, repr=text_repr)
-    merchant_id: str | None = None
+    merchant_id: str | None = attrs.field(default=None, repr=id_repr)
     completed_at: datetime | None = None
     failed_at: datetime | None = None
     failure_reason: str | None = attrs.field(default=None, repr=text_repr)
@@ -137,8 +138,8 @@ class Acknowledgement(Data):
         idempotency_key: The key of the create, given or made here. It is not sent to the service.
     """
 
-    transaction_id: str
-    reference: str | None = None
+    transaction_id: str = attrs.field(repr=id_repr)
+    reference: str | None = attrs.field(default=None, repr=id_repr)
     amount: Decimal
     currency: str
     phone_number: str = attrs.field(repr=mask_phone_number)

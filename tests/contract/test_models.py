@@ -30,6 +30,7 @@ from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.endpoints import read_rows
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, TransactionAnswer, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
+from mobilemoney_async.events import TransactionUnclaimed
 from tests.contract import samples
 from tests.contract.samples import to_bytes
 
@@ -373,7 +374,9 @@ class TestValues:
         said = {"failure_reason": "no wallet for +255681234567", "external_id": "+255681234567"}
         failed = read_transaction(samples.transaction(status="FAILED", **said))
         answer = read_acknowledgement(to_bytes(samples.acknowledgement(message="sent to +255681234567")))
-        assert "1234567" not in f"{failed!r}{answer!r}"
+        odd = attrs.evolve(failed, id="255681234567", reference="0681234567", merchant_id="+255 681 234 567")
+        event = TransactionUnclaimed(transaction_id=odd.id, type="collection", status=odd.id, fits_key=None)
+        assert "1234567" not in f"{failed!r}{answer!r}{odd!r}{event!r}"
         assert failed.failure_reason == said["failure_reason"]
         code = attrs.evolve(failed, failure_reason="INSUFFICIENT_BALANCE_OF_PAYER")
         assert "failure_reason='INSUFFICIENT_BALANCE_OF_PAYER'" in repr(code)

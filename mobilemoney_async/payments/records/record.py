@@ -29,7 +29,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.reasons import PaymentCause
-from mobilemoney_async.values import mask_phone_number, text_repr
+from mobilemoney_async.values import id_repr, mask_phone_number, text_repr
 
 
 class PaymentState(str, enum.Enum):
@@ -258,8 +258,8 @@ class PaymentRecord(Data):
     sent_at: datetime | None = None
     ended_at: datetime | None = None
     stale_at: datetime | None = None
-    transaction_id: str | None = None
-    reference: str | None = None
+    transaction_id: str | None = attrs.field(default=None, repr=id_repr)
+    reference: str | None = attrs.field(default=None, repr=id_repr)
     status: TransactionStatus | None = None
     transaction: Transaction | None = None
     is_adopted: bool = False
@@ -328,7 +328,7 @@ class UnclaimedTransaction(Data):
             payments of its kind until a payment claims it (`recover`, `identify`), or someone explains it.
     """
 
-    transaction_id: str
+    transaction_id: str = attrs.field(repr=id_repr)
     type: TransactionType
     amount: Decimal
     phone_number: str
