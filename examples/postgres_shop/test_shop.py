@@ -72,6 +72,18 @@ async def test_books_that_were_closed_go_on_where_they_were(
     assert rows(database, "SELECT order_id FROM shipments") == [(ORDER,)]
 
 
+async def test_books_of_a_restored_database_begin_again(open_shop: Open, database: sa.Engine) -> None:
+    async with open_shop() as browser:
+        await pay(browser, "0780 000 789")
+        assert await settled(browser) == "succeeded"
+    with database.begin() as connection:
+        connection.execute(sa.text("UPDATE feed_place SET cursor = '00000000-1-0'"))  # of another life of the store
+    async with open_shop() as browser:
+        await pay(browser, "0780 000 778", "order-0000000000000002")
+        assert await settled(browser, "order-0000000000000002") == "succeeded"
+    assert len(rows(database, "SELECT order_id FROM shipments")) == 2
+
+
 async def test_tables_of_any_origin_will_do(open_shop: Open, database: sa.Engine) -> None:
     """The place of the books is made by the first worker, and kept by the others: no migration has to insert it."""
     with database.begin() as connection:

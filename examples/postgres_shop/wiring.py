@@ -13,7 +13,7 @@ from models import URL, Place
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from mobilemoney_async import AsyncClient, PaymentChange, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.contrib.fastapi import mobilemoney_lifespan
 
 SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox; 1 for the real service
@@ -53,6 +53,11 @@ async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> Non
             async for _ in client.payments.changes(after=booked, limit=1, forever=True):  # wait for the next one
                 if not await book_changes(client, sessions, book):
                     await anyio.sleep(PAUSE)  # another worker books it
+        except InvalidCursor as exc:
+            # After a restored backup: each change comes once more, which changes nothing that `book` has written.
+            logger.warning("the books begin again with the oldest change: %s", exc)
+            async with sessions.begin() as session:
+                await session.execute(sa.update(Place).where(Place.cursor == booked).values(cursor=None))
         except (StoreError, sa.exc.SQLAlchemyError, OSError) as exc:
             logger.warning("the books wait: %s", exc)
             await anyio.sleep(PAUSE)

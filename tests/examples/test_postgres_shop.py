@@ -74,7 +74,7 @@ def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyP
     ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert rows(url, "SELECT state FROM orders") == [("paid",)]
-    assert re.search(r"^11 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^12 passed", ran.stdout, re.MULTILINE), ran.stdout
 
 
 def test_the_tests_of_the_shop_empty_no_other_database(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +142,19 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
             await buy(CUSTOMERS[13:])
             await fleet.until(are_new)
             await fleet.until(lambda: not rows(url, "SELECT 1 FROM orders WHERE state = 'open'"))
+            load = [sys.executable, str(FOLDER / "load.py"), "6", f"--kill={workers(process.pid)[0]}", f"--shop={shop}"]
+            tried = await anyio.run_process(load, env=env, check=False)
+            said = tried.stdout.decode().splitlines()
+            assert said == [
+                "customers are told: {'succeeded': 6}; orders paid: 6; shipped: 6",
+                "the service's list and the shop agree",
+            ], tried.stderr.decode()
             process.terminate()
             with anyio.fail_after(PATIENCE):
                 await process.wait()
     assert "Traceback" not in fleet.said()
     made = Counter(each.phone_number for each in sandbox.transactions.values())
-    assert [*made.values()] == [1] * len(CUSTOMERS)
+    assert [*made.values()] == [1] * (len(CUSTOMERS) + 6)
     paid = {each.phone_number for each in sandbox.transactions.values() if each.status == "SUCCESS"}
     assert sandbox.ledger.collected == Decimal(6_500) * len(paid)
     assert rows(url, "SELECT phone_number FROM orders WHERE state = 'paid' ORDER BY id") == [
