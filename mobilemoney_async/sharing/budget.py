@@ -10,7 +10,7 @@ process, by the rule of the limiter; in that lane to the process that has waited
 is the slots of a fifth of a second, or one. Every process gets the time to ask again: shortly before its next turn is
 due. One that has not asked by then (it died, or is slow) is skipped, and forgotten.
 
-All times are seconds of the store's clock; kept as whole microseconds, to which slots are rounded up.
+All times are seconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import attrs
@@ -39,9 +38,6 @@ _GRACE = 1.0
 _LONGEST = 5.0
 # The shortest pause between two requests of a process for slots, seconds.
 _SHORTEST = 0.005
-_MICRO = 1_000_000
-# Seconds by which a time on the grid may miss it, as a float that was moved from one clock to another and back.
-_NOISE = 1e-8
 
 
 @attrs.frozen(kw_only=True)
@@ -132,7 +128,7 @@ def find_usage(row: str | None, now: float) -> tuple[Usage, Limit] | None:
 
     None before the first reservation, and where the clock has been set back since the last one, as by a reboot.
     """
-    if not row or json.loads(row)["at"] > _micros(now + SETBACK):
+    if not row or json.loads(row)["at"] > now + SETBACK:
         return None
     budget = _Budget.read(row, now)
     return budget.bucket.usage(now), budget.limit
@@ -184,7 +180,7 @@ class _Budget:
         if request.hold > 0:
             self.bucket.hold(now + request.hold)
         for slot in request.unused:
-            self.bucket.give_back(_round_up(slot))
+            self.bucket.give_back(slot)
         self.processes = {name: each for name, each in self.processes.items() if each.due_at + _GRACE >= now}
         own = self._enter(request, now)
         turns = dict(self.turns)
@@ -252,7 +248,7 @@ class _Budget:
 
     def _next_slot(self, earliest: float) -> float:
         """Return the time of the next slot; never before one that was handed out."""
-        return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at()))
+        return max(earliest, self.bucket.ready_at(), self.bucket.last_at())
 
     def _whose_turn(self, at: float) -> tuple[Priority, str]:
         """Return the lane and the process that a slot belongs to."""
@@ -301,69 +297,24 @@ class _Budget:
     def read(cls, row: str, now: float) -> _Budget:
         """Return the contents of a row. If the clock was set back, by a reboot say, the past moves along."""
         raw: dict[str, Any] = json.loads(row)
-        back = raw["at"] - _micros(now)
-        shift = -back if back > SETBACK * _MICRO else 0
-
-        def seconds(micros: int) -> float:
-            return (micros + shift) / _MICRO
-
-        budget = cls(Limit(**raw["limit"]), confirmed_at=seconds(raw["confirmed_at"]), at=seconds(raw["at"]))
+        shift = now - raw["at"] if raw["at"] > now + SETBACK else 0.0
+        budget = cls(Limit(**raw["limit"]), confirmed_at=raw["confirmed_at"] + shift, at=raw["at"] + shift)
+        grants, made_up, held_until, taken = raw["past"]
         budget.bucket.load(
             Past(
-                grants=[seconds(micros) for micros in accumulate(raw["grants"])],
-                made_up=[seconds(micros) for micros in accumulate(raw["made_up"])],
-                held_until=-math.inf if raw["held_until"] is None else seconds(raw["held_until"]),
-                taken=raw["taken"],
+                grants=[at + shift for at in grants],
+                made_up=[at + shift for at in made_up],
+                held_until=held_until + shift,
+                taken=taken,
             )
         )
-        budget.turns = {Priority(int(lane)): seconds(at) for lane, at in raw["turns"].items()}
+        budget.turns = {Priority(int(lane)): at + shift for lane, at in raw["turns"].items()}
         if not shift:  # else they ask again
             for name, process in raw["processes"].items():
-                lines = {
-                    Priority(int(lane)): _Line(number, seconds(since), taken)
-                    for lane, (number, since, taken) in process["lines"].items()
-                }
-                budget.processes[name] = _Process(seconds(process["due_at"]), lines)
+                lines = {Priority(int(lane)): _Line(**line) for lane, line in process["lines"].items()}
+                budget.processes[name] = _Process(process["due_at"], lines)
         return budget
 
     def write(self) -> str:
-        past = self.bucket.dump()
-        return json.dumps(
-            {
-                "limit": attrs.asdict(self.limit),
-                "at": _micros(self.at),
-                "confirmed_at": _micros(self.confirmed_at),
-                "held_until": None if past.held_until == -math.inf else _micros(past.held_until),
-                "taken": past.taken,
-                "turns": {lane.value: _micros(at) for lane, at in self.turns.items()},
-                "processes": {
-                    name: {
-                        "due_at": _micros(each.due_at),
-                        "lines": {
-                            lane.value: (line.number, _micros(line.since), line.taken)
-                            for lane, line in each.lines.items()
-                        },
-                    }
-                    for name, each in self.processes.items()
-                },
-                "made_up": _steps(past.made_up),
-                "grants": _steps(past.grants),
-            },
-            separators=(",", ":"),
-        )
-
-
-def _micros(at: float) -> int:
-    """Return a time in microseconds, rounded up; a time on the grid stays there."""
-    nearest = round(at * _MICRO)
-    return nearest if nearest / _MICRO >= at - _NOISE else nearest + 1
-
-
-def _round_up(at: float) -> float:
-    return _micros(at) / _MICRO
-
-
-def _steps(times: Sequence[float]) -> list[int]:
-    """Return times as the first and the distances, which takes a third of the text."""
-    micros = [_micros(at) for at in times]
-    return micros[:1] + [later - sooner for sooner, later in pairwise(micros)]
+        kept = attrs.asdict(self, filter=lambda field, _: field.name != "bucket")
+        return json.dumps({**kept, "past": self.bucket.dump()}, separators=(",", ":"))

@@ -1,6 +1,7 @@
 """Sentences of `mobilemoney watch` and of the dashboard: each is said where it is true, and only there."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from mobilemoney_async import SQLStore, Transaction
+from mobilemoney_async.calls.bucket import Past
 from mobilemoney_async.cli.dashboard.page import Board
 from mobilemoney_async.cli.overview import View
 from mobilemoney_async.database import schema
@@ -64,13 +66,10 @@ def budget(granted: int, *, ahead: int = 0) -> Row:
     """Return the use of the limit by some requests of this moment, by a clock that may be ahead, seconds."""
 
     def insert(connection: sa.Connection, clock: Clock) -> None:
-        at = round((clock() + ahead) * 1_000_000)
-        state: dict[str, Any] = {
-            "limit": {"per_minute": 60.0, "burst": 10, "window": 60.0, "jitter": 0.0},
-            "held_until": None,
-        }
-        state |= {"at": at, "confirmed_at": at, "taken": granted, "turns": {}, "processes": {}, "made_up": []}
-        state["grants"] = [at] * granted
+        at = clock() + ahead
+        state: dict[str, Any] = {"limit": {"per_minute": 60.0, "burst": 10, "window": 60.0, "jitter": 0.0}}
+        state |= {"at": at, "confirmed_at": at, "turns": {}, "processes": {}}
+        state["past"] = Past(grants=[at] * granted, made_up=[], held_until=-math.inf, taken=granted)
         connection.execute(schema.budgets.insert(), {"account": "default", "state": json.dumps(state)})
 
     return insert

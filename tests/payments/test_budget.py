@@ -358,12 +358,12 @@ def test_the_time_of_the_row_never_goes_back() -> None:
     row = Row()
     for now in (START, START - 0.9, START - 0.5):
         row.ask(now)
-        assert json.loads(row.text or "")["at"] == START * 1_000_000
+        assert json.loads(row.text or "")["at"] == START
 
 
 @pytest.mark.slow
 def test_the_row_stays_small() -> None:
-    """A budget of 1,200 a minute is some kilobytes, whatever processes have come and gone."""
+    """A budget of 1,200 a minute is as long as its requests of a minute, whatever processes have come and gone."""
     fleet = Fleet(FAST, *(Member(str(each), BULK, 9, dies_at=START + 2 * each) for each in range(40)))
     fleet.run(START + 75)
-    assert len(fleet.row.text or "") < 12_000
+    assert len(fleet.row.text or "") < 25_000

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, OutcomeUnknown, RateLimiter, SQLStore, StoreError, Transaction
+from mobilemoney_async.calls.bucket import Past
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
@@ -169,14 +171,11 @@ async def test_a_clock_that_was_set_back_leaves_no_figure_of_the_limit() -> None
     row = json.dumps(
         {
             "limit": limit,
-            "at": 900_000_000,
-            "confirmed_at": 900_000_000,
-            "held_until": None,
-            "taken": 1,
+            "at": 900.0,
+            "confirmed_at": 900.0,
             "turns": {},
             "processes": {},
-            "made_up": [901_000_000],
-            "grants": [900_000_000],
+            "past": Past(grants=[900.0], made_up=[901.0], held_until=-math.inf, taken=1),
         }
     )
     assert find_usage(None, 900.0) is find_usage("", 900.0) is find_usage(row, 800.0) is None

@@ -184,8 +184,8 @@ DEFECTS = (
     Defect(
         "the budget forgets what was sent",
         "sharing/budget.py",
-        '                grants=[seconds(micros) for micros in accumulate(raw["grants"])],\n'
-        '                made_up=[seconds(micros) for micros in accumulate(raw["made_up"])],\n',
+        "                grants=[at + shift for at in grants],\n"
+        "                made_up=[at + shift for at in made_up],\n",
         "                grants=[],\n                made_up=[],\n",
     ),
     Defect(
@@ -197,8 +197,8 @@ DEFECTS = (
     Defect(
         "the limit is half used",
         "sharing/budget.py",
-        "        return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at()))\n",
-        "        return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at() + 2.6))\n",
+        "        return max(earliest, self.bucket.ready_at(), self.bucket.last_at())\n",
+        "        return max(earliest, self.bucket.ready_at(), self.bucket.last_at() + 2.6)\n",
     ),
     Defect(
         "a poller that begins follows nothing of before",
