@@ -195,7 +195,6 @@ class PaymentBook:
         """
         require_name("key", key)
         require_text("note", note)
-        await self._store.database.open()
         grace = timedelta(seconds=self._store.grace)
 
         def confirm(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
@@ -261,9 +260,7 @@ class PaymentBook:
             raise refuse("time", "a timedelta from 0 to 365 days", time)
         names = sorted({require_name("keys", each) for each in keys})
         if names:
-            await self._store.database.open()
-            until = self._utcnow() + time
-            await self._store.write(lambda journal: hold(journal, names, until=until))
+            await self._store.decide(lambda journal, now: hold(journal, names, until=now + time), self._utcnow)
 
     async def cancel(self, key: str, *, note: str, reusable: bool = False) -> PaymentRecord:
         """Take a payment out of the queue: no dispatcher sends it. Its key is used up, unless it was refused before.
@@ -285,7 +282,6 @@ class PaymentBook:
                 queue: cancel it then.
         """
         name, text = require_name("key", key), require_text("note", note)
-        await self._store.database.open()
         event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
         await self._store.flush(key=name)
         # Beside a create of this event loop, which may wait for the rate limit: the row's lock decides.
@@ -333,15 +329,13 @@ class PaymentBook:
         """
         name, text = require_name("transaction_id", transaction_id), require_text("note", note)
         who = None if by is None else require_name("by", by)
-        await self._store.database.open()
-        now = self._utcnow()
 
-        def say(journal: Journal) -> UnclaimedTransaction | None:
+        def say(journal: Journal, now: datetime) -> UnclaimedTransaction | None:
             keeps = journal.keep_final_state(name, note=text, at=now)
             look_again(journal, name, at=now)
             return explain(journal.connection, journal.account, name, note=text, by=who, at=now, owned=keeps)
 
-        said = await self._store.write(say)
+        said = await self._store.decide(say, self._utcnow)
         if said is None:
             raise StoreError(
                 f"transaction {name!r} is a payment of this store: nothing was changed", outcome="not_sent"

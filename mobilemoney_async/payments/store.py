@@ -225,7 +225,6 @@ class SQLStore:
         number = normalise_phone_number(hide(phone_number))
         del phone_number
         parts = self._parts
-        await parts.database.open()
         return await parts.decide(
             lambda journal, at: erase_number(journal, number, at), parts.database.wall_clock.utcnow
         )
@@ -247,7 +246,6 @@ class SQLStore:
         from mobilemoney_async.payments.erasure import erase_account
 
         parts = self.for_account(account)._parts
-        await parts.database.open()
         return await parts.decide(erase_account, parts.database.wall_clock.utcnow)
 
     async def erasures(self) -> list[Erasure]:
@@ -258,7 +256,6 @@ class SQLStore:
         """
         from mobilemoney_async.payments.erasure import list_erasures
 
-        await self._parts.database.open()
         return await self._parts.database.read(list_erasures)
 
     async def repeat_erasures(self, erasures: Iterable[Erasure]) -> list[Erasure]:
@@ -281,7 +278,6 @@ class SQLStore:
         done: list[Erasure] = []
         for account, digests in by_account.items():
             parts = self.for_account(account)._parts
-            await parts.database.open()
             done += await parts.decide(partial(repeat, digests=digests), parts.database.wall_clock.utcnow)
         return done
 

@@ -92,17 +92,15 @@ class Payouts:
         """
         title, proposer = require_name("name", name), read_person(by)
         read = read_rows(rows, local_numbers=local_numbers, columns=columns)
-        now = self._utcnow()
 
-        def record(journal: Journal) -> PayoutBatch:
+        def record(journal: Journal, now: datetime) -> PayoutBatch:
             # Under the account's secret key: a digest of numbers alone would show them to who tries all.
             secret = ensure_number_key(journal.connection, journal.account)
             keys = keys_of(keyed(secret, digest(read)), read)
             made = insert_batch(journal, read, keys, name=title, by=proposer, at=now)
             return find_batch(journal, made, now, self._limits)
 
-        await self._store.database.open()
-        return await self._store.write(record)
+        return await self._store.decide(record, self._utcnow)
 
     async def approve(self, id: str, *, by: str, digest: str) -> PayoutBatch:
         """Queue all lines of a batch, in one transaction. A dispatcher sends them: ``client.dispatcher()``.
@@ -150,7 +148,6 @@ class Payouts:
                 find_batch(journal, batch.id, now), warnings=find_warnings(find_lines(journal, batch.id))
             )
 
-        await self._store.database.open()
         return await self._store.decide(approve, self._utcnow)
 
     async def retry(self, id: str, *, by: str) -> PayoutBatch:
@@ -207,9 +204,9 @@ class Payouts:
             InvalidRequest: An argument is blank.
             StoreError: There is no such batch, or all of it was sent.
         """
-        person, name, now = read_person(by), require_name("id", id), self._utcnow()
+        person, name = read_person(by), require_name("id", id)
 
-        def stop(journal: Journal) -> PayoutBatch:
+        def stop(journal: Journal, now: datetime) -> PayoutBatch:
             batch = find_row(journal, name, lock=True)  # two people may decide at once
             if batch.state == APPROVED and not count_states(journal, batch.id).keys() & _STOPPABLE:
                 raise nothing_changed(f"all payments of batch {id!r} were sent")
@@ -218,8 +215,7 @@ class Payouts:
                 change_row(journal, batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now)
             return find_batch(journal, batch.id, now)
 
-        await self._store.database.open()
-        return await self._store.write(stop)
+        return await self._store.decide(stop, self._utcnow)
 
     async def get(self, id: str) -> PayoutBatch:
         """Return a batch as it is now.

@@ -186,7 +186,6 @@ class AccountStore:
         self, state: AccountState, note: str | None, utcnow: Callable[[], datetime], *, by_machine: bool = False
     ) -> bool:
         """Change the state of the account, for all processes, as `account_state.change_state` does."""
-        await self.database.open()
         return await self.decide(
             lambda journal, at: change_state(journal.connection, self.account, state, note, at, by_machine=by_machine),
             utcnow,
