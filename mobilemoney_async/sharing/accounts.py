@@ -13,10 +13,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import IS_CONTRADICTED, IS_UNIDENTIFIED, accounts, payments
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, accounts, payments
 from mobilemoney_async.payments.ownership.surplus import count_unclaimed
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountState, AccountStatus
 from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.queries import needing_someone
 from mobilemoney_async.payments.records.record import PaymentState
 
 # For how long a failure counts: a worker tries again at least once a minute.
@@ -57,9 +58,9 @@ def count_needs(statuses: Iterable[AccountStatus]) -> Mapping[str, int]:
 
 
 def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
-    on_its_way = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now)
-    unidentified = _count(connection, IS_UNIDENTIFIED, ~on_its_way)
-    contradicted, queued = _count(connection, IS_CONTRADICTED), _count(connection, _IS_QUEUED)
+    *lost, is_contradicted = needing_someone(now)
+    unidentified = _count(connection, IS_UNIDENTIFIED, sa.or_(*lost))
+    contradicted, queued = _count(connection, is_contradicted), _count(connection, _IS_QUEUED)
     unmatched = count_unclaimed(connection, now)
     pending = (
         sa.select(sa.func.count())

@@ -22,19 +22,14 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, budgets, changes, leases, payments
+from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.record import (
-    OPEN,
-    UNIDENTIFIED,
-    PaymentRecord,
-    PaymentState,
-    UnclaimedTransaction,
-)
+from mobilemoney_async.payments.records.queries import needing_someone
+from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.sharing.budget import Limit, find_usage
 
@@ -193,8 +188,8 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
     if queued and "dispatcher" in held:
         per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
-    sending, unidentified, pending, contradicted = _count_open(journal, now)
-    unknown = unidentified + contradicted
+    sending = _count(journal, sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now))
+    pending, unknown = _count(journal, _IS_PENDING), sum(_count(journal, each) for each in needing_someone(now))
     unclaimed = find_unclaimed(journal.connection, journal.account, OPEN, now)
     return Overview(
         at=now,
@@ -248,45 +243,17 @@ def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:
 # Open payments
 
 
-def _count_open(journal: Journal, now: datetime) -> Sequence[int]:
-    """Return the numbers of payments on their way, unidentified for another reason, pending, and contradicted."""
-    states = [str(state) for state in (*UNIDENTIFIED, PaymentState.ACKNOWLEDGED)]
-    special = sa.case((_columns.state == PaymentState.SENDING, _is_lost(now)), else_=_columns.cause.is_not(None))
-    rows = journal.connection.execute(
-        sa.select(
-            _columns.state, sa.func.count().label("number"), sa.func.count(sa.case((special, 1))).label("special")
-        )
-        .where(_columns.account == journal.account, _columns.state.in_(states))
-        .group_by(_columns.state)
-    )
-    found = {PaymentState(row.state): (row.number, row.special) for row in rows}
-    sending, lost = found.get(PaymentState.SENDING, (0, 0))
-    acknowledged, contradicted = found.get(PaymentState.ACKNOWLEDGED, (0, 0))
-    others = sum(found[state][0] for state in (PaymentState.UNKNOWN, PaymentState.ABSENT) if state in found)
-    changed = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account)
-    changed = changed.where(IS_CONTRADICTED, (_columns.state + "") == PaymentState.FINAL)
-    contradicted_ends = journal.connection.execute(changed).scalar_one()
-    return sending - lost, lost + others, acknowledged - contradicted, contradicted + contradicted_ends
-
-
-def _is_lost(now: datetime) -> sa.ColumnElement[bool]:
-    """Return the condition of a payment being sent that must have lost its sender; see `records.is_stale`."""
-    return _columns.stale_at <= now
+def _count(journal: Journal, which: sa.ColumnElement[bool]) -> int:
+    counted = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account, which)
+    return journal.connection.execute(counted).scalar_one()
 
 
 def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
-    # One statement for each state, by an index: see `queries.select`.
-    kinds = (
-        _columns.state == PaymentState.UNKNOWN,
-        _columns.state == PaymentState.ABSENT,
-        sa.and_(_columns.state == PaymentState.SENDING, _is_lost(now)),
-        IS_CONTRADICTED,
-    )
-    found = [record for each in kinds for record in _oldest(journal, each, limit=_MOST)]
+    found = [record for each in needing_someone(now) for record in _oldest(journal, each, limit=_MOST)]
     return sorted(found, key=lambda record: (record.sent_at or record.created_at, record.key))[:_MOST]
 
 
-def _oldest(journal: Journal, which: sa.ColumnElement[bool] | sa.TextClause, *, limit: int) -> list[PaymentRecord]:
+def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:
     statement = sa.select(payments).where(_columns.account == journal.account, which)
     # A payment of the queue may be recorded long before it is sent. No bare column: its index has the final ones, too.
     first = sa.func.coalesce(_columns.sent_at, _columns.created_at)

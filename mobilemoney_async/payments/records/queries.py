@@ -15,7 +15,6 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
     IS_CONTRADICTED,
-    IS_UNIDENTIFIED,
     accounts,
     find_version,
     history,
@@ -137,6 +136,16 @@ def select(
     return [to_record(row) for row in journal.connection.execute(statement)]
 
 
+def needing_someone(now: datetime) -> Sequence[sa.ColumnElement[bool]]:
+    """Return the conditions of a payment that needs someone, one for each state, since those have an index.
+
+    It is unidentified, and not on its way (see `record.is_stale`); or, as the last condition, contradicted.
+    """
+    was_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
+    unidentified = (_columns.state == PaymentState.UNKNOWN, _columns.state == PaymentState.ABSENT, was_lost)
+    return *unidentified, sa.and_(IS_CONTRADICTED)
+
+
 def unresolved(journal: Journal) -> list[PaymentRecord]:
     """Return the payments with an unknown result, and those with a final state that contradicts their record."""
     contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
@@ -192,12 +201,11 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
     except StoreError as exc:
         return StoreHealth(version=version, refusal=str(exc))
 
-    def count(table: sa.Table, condition: sa.ColumnElement[bool] | sa.TextClause) -> int:
+    def count(table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
         where = (table.c.account == account) & condition
         return connection.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
 
-    on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
-    unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way) + count(payments, IS_CONTRADICTED)
+    unresolved = sum(count(payments, each) for each in needing_someone(now))
     clear_tokens, encrypted_tokens = (count(logins, logins.c.token.startswith(kind)) for kind in (CLEAR, ENCRYPTED))
     cannot_write = None
     try:
