@@ -77,7 +77,7 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
     Raises:
         StoreError: A payment of it is open, or a batch waits for approval; the error names them.
     """
-    run, here = journal.connection.execute, accounts.c.account == journal.account
+    run, here = journal.execute, accounts.c.account == journal.account
     key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key or ""
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
@@ -116,12 +116,12 @@ def _numbers(journal: Journal, number: str | None = None) -> list[str]:
     for table in (payments, batch_lines):
         is_wanted = table.c.phone_number.not_like(f"{ERASED}%") if number is None else table.c.phone_number == number
         here = (table.c.account == journal.account, is_wanted)
-        found.update(journal.connection.execute(sa.select(table.c.phone_number).where(*here).distinct()).scalars())
+        found.update(journal.execute(sa.select(table.c.phone_number).where(*here).distinct()).scalars())
     return sorted(found)
 
 
 def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetime) -> None:
-    run, here = journal.connection.execute, _columns.account == journal.account
+    run, here = journal.execute, _columns.account == journal.account
     is_recent = sa.and_(
         _columns.changed_at >= at - _COMPARED, sa.or_(_columns.state == PaymentState.RELEASED, WAS_REFUSED_SOFTLY)
     )
@@ -146,7 +146,7 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
 
 def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]:
     """Replace numbers, and texts that may name their owners, in the tables of an account; return the rows by table."""
-    run, rows = journal.connection.execute, dict[str, int]()
+    run, rows = journal.execute, dict[str, int]()
 
     def count(table: sa.Table, changed: int) -> None:
         rows[table.name] = rows.get(table.name, 0) + changed
@@ -208,7 +208,7 @@ def _erase_messages(journal: Journal, keys: Sequence[str]) -> int:
             subscriptions.c.has_ended,
             subscriptions.c.transaction_id.in_(ids),
         )
-        count += journal.connection.execute(subscriptions.delete().where(*here)).rowcount
+        count += journal.execute(subscriptions.delete().where(*here)).rowcount
     return count
 
 
@@ -219,8 +219,8 @@ def _without_number(kind: type[Any], text: str | None) -> str | None:
 def _note(journal: Journal, name: str, rows: Mapping[str, int], at: datetime) -> Erasure:
     """List an erasure; one that is repeated shows its last time."""
     here = (erasures.c.account == journal.account, erasures.c.digest == name)
-    if not journal.connection.execute(erasures.update().where(*here).values(at=at)).rowcount:
+    if not journal.execute(erasures.update().where(*here).values(at=at)).rowcount:
         values = {"account": journal.account, "digest": name, "at": at}
-        journal.connection.execute(erasures.insert().values(values))
+        journal.execute(erasures.insert().values(values))
     changed = {table: count for table, count in rows.items() if count}
     return Erasure(account=journal.account, digest=name, at=at, rows=changed)

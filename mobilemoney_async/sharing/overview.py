@@ -220,7 +220,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
 def _of_account(journal: Journal) -> tuple[bool, int]:
     """Return whether the store is still to be compared with its service, and the number of the latest change."""
     columns = accounts.c
-    row = journal.connection.execute(
+    row = journal.execute(
         sa.select(sa.or_(columns.due_since.is_not(None), columns.again_at.is_not(None)), columns.feed_last).where(
             columns.account == journal.account
         )
@@ -231,13 +231,13 @@ def _of_account(journal: Journal) -> tuple[bool, int]:
 def _held(journal: Journal, shared: float) -> set[str]:
     """Return the names of the leases that a process holds at a time of the store's clock."""
     columns = leases.c
-    rows = journal.connection.execute(sa.select(leases).where(columns.account == journal.account))
+    rows = journal.execute(sa.select(leases).where(columns.account == journal.account))
     return {row.name for row in rows if read_lease(row).ends_at(shared) is not None}
 
 
 def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:
     statement = sa.select(budgets.c.state).where(budgets.c.account == journal.account)
-    return find_usage(journal.connection.execute(statement).scalar_one_or_none(), shared)
+    return find_usage(journal.execute(statement).scalar_one_or_none(), shared)
 
 
 # Open payments
@@ -245,7 +245,7 @@ def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:
 
 def _count(journal: Journal, which: sa.ColumnElement[bool]) -> int:
     counted = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account, which)
-    return journal.connection.execute(counted).scalar_one()
+    return int(journal.execute(counted).scalar_one())
 
 
 def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
@@ -257,7 +257,7 @@ def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> l
     statement = sa.select(payments).where(_columns.account == journal.account, which)
     # A payment of the queue may be recorded long before it is sent. No bare column: its index has the final ones, too.
     first = sa.func.coalesce(_columns.sent_at, _columns.created_at)
-    rows = journal.connection.execute(statement.order_by(first, _columns.key).limit(limit))
+    rows = journal.execute(statement.order_by(first, _columns.key).limit(limit))
     return [to_record(row) for row in rows]
 
 
@@ -265,7 +265,7 @@ def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> l
 
 
 def _today(journal: Journal, since: datetime) -> list[DayTotal]:
-    kind, run = (_columns.type, _columns.state, _columns.status), journal.connection.execute
+    kind, run = (_columns.type, _columns.state, _columns.status), journal.execute
     rows = run(
         sa.select(*kind, sa.func.count().label("number"), *_sums(journal.connection.dialect.name))
         .where(_columns.account == journal.account, _columns.created_at >= since)
@@ -303,7 +303,7 @@ def _recent(journal: Journal, last: int, now: datetime) -> sa.Subquery:
     span, after = _FIRST_SPAN, last - _FIRST_SPAN
     while after > 0:
         around = (here, _change.number.between(after - _AROUND, after))
-        latest = journal.connection.execute(sa.select(sa.func.max(_change.at)).where(*around)).scalar_one()
+        latest = journal.execute(sa.select(sa.func.max(_change.at)).where(*around)).scalar_one()
         if latest is not None and latest < since - _OUT_OF_ORDER:
             break
         span, after = 2 * span, last - 2 * span
@@ -320,7 +320,7 @@ def _minutes(journal: Journal, recent: sa.Subquery, now: datetime) -> list[Minut
     first, columns = _first_minute(now), recent.c
     # Within an hour the minute on the clock tells them apart, in any time zone.
     kind = (sa.extract("minute", columns.at), columns.state, columns.status)
-    rows = journal.connection.execute(
+    rows = journal.execute(
         sa.select(sa.func.min(columns.at).label("first_at"), *kind[1:], sa.func.count().label("number"))
         .where(columns.state.in_([str(PaymentState.ACKNOWLEDGED), str(PaymentState.FINAL)]))
         .group_by(*kind)
@@ -345,7 +345,7 @@ def _lag(journal: Journal, recent: sa.Subquery) -> float | None:
         .subquery()
     )
     of_change = (_columns.account == journal.account, _columns.key == latest.c.name)
-    rows = journal.connection.execute(
+    rows = journal.execute(
         sa.select(latest.c.at, _columns.transaction).join_from(latest, payments, sa.and_(*of_change))
     )
     lags: list[float] = []

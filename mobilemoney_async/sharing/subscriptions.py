@@ -22,7 +22,7 @@ from mobilemoney_async.database.schema import leases, lock_row, payments, subscr
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.polling.sharing import Outgoing, StatusUpdate, Subscription
 from mobilemoney_async.values import shown_id
@@ -47,7 +47,7 @@ class LeaseRow:
 
 def look(journal: Journal) -> LeaseRow | None:
     """Return the row without locking it; None if there is none yet."""
-    row = journal.connection.execute(sa.select(leases).where(*_here(journal))).one_or_none()
+    row = journal.execute(sa.select(leases).where(*_here(journal))).one_or_none()
     return None if row is None else _lease_row(row)
 
 
@@ -62,7 +62,7 @@ def save(journal: Journal, row: LeaseRow) -> None:
         "subscription_number": row.subscription_number,
         "message_number": row.message_number,
     }
-    journal.connection.execute(leases.update().where(*_here(journal)).values(values))
+    journal.execute(leases.update().where(*_here(journal)).values(values))
 
 
 def write_updates(
@@ -73,7 +73,7 @@ def write_updates(
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state. One that contradicts the payment's record ends the tracking as an error.
     """
-    run, columns = journal.connection.execute, subscriptions.c
+    run, columns = journal.execute, subscriptions.c
     for each in said:
         final = each.transaction if each.transaction is not None and each.transaction.is_final else None
         if final is None and not is_holder:
@@ -98,7 +98,7 @@ def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusU
 
     Those up to it have arrived, and their ended rows go, except for the final states of ids without a record.
     """
-    run, columns, table = journal.connection.execute, subscriptions.c, payments.c
+    run, columns, table = journal.execute, subscriptions.c, payments.c
     mine = (columns.account == journal.account, columns.follower == follower)
     if after:
         record = sa.exists().where(table.account == columns.account, table.transaction_id == columns.transaction_id)
@@ -131,10 +131,10 @@ def write_subscriptions(
         row.subscription_number += 1
         own = (columns.account == journal.account, columns.follower == follower)
         for ids in chunks(each.transaction_id for each in new):
-            journal.connection.execute(subscriptions.delete().where(*own, columns.transaction_id.in_(ids)))
+            journal.execute(subscriptions.delete().where(*own, columns.transaction_id.in_(ids)))
         moved = [attrs.evolve(each, tracked_at=each.tracked_at + ahead, until=each.until + ahead) for each in new]
         shared = {"account": journal.account, "number": row.subscription_number}
-        journal.connection.execute(subscriptions.insert(), [attrs.asdict(each) | shared for each in moved])
+        journal.execute(subscriptions.insert(), [attrs.asdict(each) | shared for each in moved])
     return list(known.values())
 
 
@@ -143,7 +143,7 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
 
     Their times are of this host's clock; the store's is `ahead` of it.
     """
-    rows = journal.connection.execute(
+    rows = journal.execute(
         sa.select(subscriptions)
         .where(subscriptions.c.account == journal.account, subscriptions.c.number > after, ~subscriptions.c.has_ended)
         .order_by(subscriptions.c.tracked_at, subscriptions.c.transaction_id)
@@ -165,7 +165,7 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
 def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
     """End the following of all payments of a poller."""
     row.subscription_number += 1
-    journal.connection.execute(
+    journal.execute(
         subscriptions.update()
         .where(
             subscriptions.c.account == journal.account, subscriptions.c.follower == follower, ~subscriptions.c.has_ended
@@ -177,29 +177,23 @@ def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime
 def tidy(journal: Journal, *, at: datetime) -> None:
     """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
     here = (subscriptions.c.account == journal.account, subscriptions.c.until < at)
-    journal.connection.execute(subscriptions.delete().where(*here))
+    journal.execute(subscriptions.delete().where(*here))
 
 
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:
     """Return the final states of some payments that the store has."""
     found: dict[str, StatusUpdate] = {}
-    for ids in chunks(transaction_ids):
-        texts = sa.select(payments.c.transaction).where(
-            payments.c.account == journal.account,
-            payments.c.transaction_id.in_(ids),
-            payments.c.transaction.is_not(None),
-        )
-        for text in journal.connection.execute(texts).scalars():
-            # An unreadable record of payments is passed over: the service can show its state again.
-            with suppress(StoreError):
-                transaction = load(Transaction, text)
-                if transaction.is_final:
-                    found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
-        columns = subscriptions.c
-        ended = (columns.account == journal.account, columns.has_ended, columns.error.is_(None))
-        rows = journal.connection.execute(sa.select(subscriptions).where(*ended, columns.transaction_id.in_(ids)))
-        found |= {row.transaction_id: attrs.evolve(_update(row), lag=None) for row in rows}
-    return found
+    table, columns = payments.c, subscriptions.c
+    seen = sa.select(table.transaction).where(table.account == journal.account, table.transaction.is_not(None))
+    for row in select_among(journal, seen, table.transaction_id, transaction_ids):
+        # An unreadable record of payments is passed over: the service can show its state again.
+        with suppress(StoreError):
+            transaction = load(Transaction, row.transaction)
+            if transaction.is_final:
+                found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
+    ended = (columns.account == journal.account, columns.has_ended, columns.error.is_(None))
+    rows = select_among(journal, sa.select(subscriptions).where(*ended), columns.transaction_id, transaction_ids)
+    return found | {row.transaction_id: attrs.evolve(_update(row), lag=None) for row in rows}
 
 
 def _message(each: StatusUpdate) -> dict[str, Any]:

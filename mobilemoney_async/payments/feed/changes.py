@@ -134,7 +134,7 @@ def new_epoch() -> str:
 
 def number_changes(journal: Journal) -> Feed:
     """Give numbers to the changes that are committed by now, 5,000 at most, and return the feed's state."""
-    run, here = journal.connection.execute, {"of_account": journal.account}
+    run, here = journal.execute, {"of_account": journal.account}
     feed = find_feed(journal)
     if feed is not None and run(_NEW, here).first() is None:
         return feed
@@ -148,7 +148,7 @@ def number_changes(journal: Journal) -> Feed:
 
 def find_feed(journal: Journal) -> Feed | None:
     """Return the state of the feed, or None before its first use."""
-    row: Any = journal.connection.execute(_FEED, {"of_account": journal.account}).one_or_none()
+    row: Any = journal.execute(_FEED, {"of_account": journal.account}).one_or_none()
     return None if row is None or row.feed_epoch is None else Feed(*row)
 
 
@@ -166,7 +166,7 @@ def read_changes(
 ) -> list[FeedEntry]:
     """Return the changes after a number, oldest first."""
     parameters = {"of_account": journal.account, "of_number": after, "of_limit": limit}
-    return _entries(journal, feed, journal.connection.execute(_AFTER, parameters), reader)
+    return _entries(journal, feed, journal.execute(_AFTER, parameters), reader)
 
 
 def read_some(
@@ -176,7 +176,7 @@ def read_some(
     found: list[FeedEntry] = []
     for some in chunks(sorted(numbers)):
         page = _with_payments(_PAGE.where(_columns.number.in_(some)))
-        rows = journal.connection.execute(page, {"of_account": journal.account})
+        rows = journal.execute(page, {"of_account": journal.account})
         found += _entries(journal, feed, rows, reader)
     return found
 
@@ -224,7 +224,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     Returns:
         The number to go on behind, or None at the end.
     """
-    run, here = journal.connection.execute, _columns.account == journal.account
+    run, here = journal.execute, _columns.account == journal.account
     numbered = sa.select(_columns.at).where(here, _columns.number > after).order_by(_columns.number).limit(1)
     new = sa.select(_columns.at).where(here, _IS_NEW).order_by(_columns.at).limit(1)
     oldest = [at for each in (numbered, new) if (at := run(each).scalar()) is not None]
@@ -308,7 +308,7 @@ def is_there(journal: Journal, cursor: str) -> bool:
 
 def _find(journal: Journal, number: int) -> Any:
     here = {"of_account": journal.account, "of_number": number}
-    return journal.connection.execute(_AT_NUMBER, here).one_or_none()
+    return journal.execute(_AT_NUMBER, here).one_or_none()
 
 
 def number_of(cursor: str) -> int:

@@ -243,12 +243,12 @@ class ConsumerTable:
         self._run(consumers.update().where(*self._here()).values(**values))
 
     def _run(self, statement: Any, parameters: Any = None) -> Any:
-        return self.journal.connection.execute(statement, parameters)
+        return self.journal.execute(statement, parameters)
 
 
 def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
     """Return the consumers of an account with their places."""
-    run, here = journal.connection.execute, consumers.c.account == journal.account
+    run, here = journal.execute, consumers.c.account == journal.account
     columns = retries.c
     held = run(
         sa.select(columns.consumer, columns.next_at, columns.name, columns.number, columns.error)
@@ -273,9 +273,9 @@ def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
 
 def forget_consumer(journal: Journal, name: str) -> bool:
     """Delete a consumer and its place; return whether there was one."""
-    journal.connection.execute(retries.delete().where(retries.c.account == journal.account, retries.c.consumer == name))
+    journal.execute(retries.delete().where(retries.c.account == journal.account, retries.c.consumer == name))
     gone = consumers.delete().where(consumers.c.account == journal.account, consumers.c.name == name)
-    return bool(journal.connection.execute(gone).rowcount)
+    return bool(journal.execute(gone).rowcount)
 
 
 def pause(tries: int) -> timedelta:

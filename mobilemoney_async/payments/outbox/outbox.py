@@ -139,7 +139,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         AccountSuspended: The account begins no payment now.
         StoreError: Another release has changed the tables since this process began.
     """
-    made = journal.connection.execute(
+    made = journal.execute(
         _insertion(journal.connection.dialect.name),
         {**_row(journal.account, request, options, at), "of_account": journal.account},
     ).one_or_none()
@@ -149,7 +149,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
             require_active(journal.connection, journal.account, made.account_state)
         except MobileMoneyError:  # the merchant's own transaction may go on after it
             here = (_columns.account == journal.account, _columns.key == request.key)
-            journal.connection.execute(payments.delete().where(*here))
+            journal.execute(payments.delete().where(*here))
             raise
         _announce(journal, [request.key], at)
         return to_record(made)
@@ -174,7 +174,7 @@ def _insertion(dialect: str) -> Any:
 
 
 def _require_active(journal: Journal) -> None:
-    state = journal.connection.execute(sa.select(STATE), {"of_account": journal.account}).scalar_one()
+    state = journal.execute(sa.select(STATE), {"of_account": journal.account}).scalar_one()
     require_active(journal.connection, journal.account, state)
 
 
@@ -194,7 +194,7 @@ def enqueue_all(
     times = (at + timedelta(microseconds=number) for number in range(len(new_ones)))
     for some in chunks(new_ones):
         new = [_row(journal.account, *order, next(times)) for order in some]
-        journal.connection.execute(payments.insert(), new)
+        journal.execute(payments.insert(), new)
         _announce(journal, [row["key"] for row in new], at)
     for request, options in orders:
         if request.key in used:
@@ -209,7 +209,7 @@ def _announce(journal: Journal, keys: Sequence[str], at: datetime) -> None:
     said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
     first = {"account": journal.account, "number": 1, "at": at, **said}
     entries: Any = [{**first, "key": key} for key in keys]
-    journal.connection.execute(_FIRST_ENTRY, entries if len(entries) > 1 else entries[0])
+    journal.execute(_FIRST_ENTRY, entries if len(entries) > 1 else entries[0])
     journal.publish_new(keys, PaymentState.QUEUED, at=at)
 
 
@@ -246,7 +246,7 @@ def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
     is_sooner = sa.or_(_columns.not_before.is_(None), _columns.not_before < until)
     for some in chunks(keys):
         here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED, is_sooner)
-        journal.connection.execute(payments.update().where(*here).values(not_before=until))
+        journal.execute(payments.update().where(*here).values(not_before=until))
 
 
 def cancel(
@@ -283,7 +283,7 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
     """
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.not_after <= at)
     late = sa.select(_columns.key).where(*here).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
-    keys = list(journal.connection.execute(late).scalars())
+    keys = list(journal.execute(late).scalars())
     note = "it was not sent before its not_after"
     _take_out(journal, _columns.key.in_(keys), PaymentEvent.WITHDRAW, source=Source.CALLER, note=note, at=at)
     return keys
@@ -298,7 +298,7 @@ def _take_out(
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
         values = {"state": str(state), "changed_at": at, "next_look_at": None, **reason_columns(None)}
         stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
-        keys = list(journal.connection.execute(stopped).scalars())
+        keys = list(journal.execute(stopped).scalars())
         if keys:
             journal.record_all(keys, event, state, source=source, detail=note, at=at)
 
@@ -326,7 +326,7 @@ def next_queued(
     Of some types, and not of one of the kinds: type, phone number and amount.
     """
     values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
-    row = journal.connection.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
+    row = journal.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
     return None if row is None else (to_record(row), row.extra)
 
 
@@ -353,7 +353,7 @@ class Pause:
 def find_pause(journal: Journal) -> Pause:
     """Return the pause of the account's dispatchers."""
     columns = accounts.c
-    row = journal.connection.execute(
+    row = journal.execute(
         sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
             columns.account == journal.account
         )
@@ -375,7 +375,7 @@ def save_pause(journal: Journal, pause: Pause) -> None:
         values["resumed_at"] = pause.resumed_at
     elif not pause.lasts:
         change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
-    journal.connection.execute(change.values(values))
+    journal.execute(change.values(values))
 
 
 def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:
@@ -383,7 +383,7 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
 
     Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
     """
-    run = journal.connection.execute
+    run = journal.execute
     here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
     named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
     latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
@@ -411,5 +411,5 @@ def count_queued(journal: Journal) -> Counted:
     """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
     figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
     here = (_columns.account == journal.account, _IS_QUEUED)
-    count, latest, earliest = journal.connection.execute(figures.select_from(payments).where(*here)).one()
-    return count, latest, earliest
+    row: Any = journal.execute(figures.select_from(payments).where(*here)).one()
+    return row[0], row[1], row[2]

@@ -129,7 +129,7 @@ class Payouts:
             # All batches of this content wait for each other, since they have the same keys; in one order, against
             # deadlocks.
             alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
-            locked = journal.connection.execute(alike.order_by(batches.c.id).with_for_update()).all()
+            locked = journal.execute(alike.order_by(batches.c.id).with_for_update()).all()
             batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
             require_second_person(approver, batch)
             if shown != batch.digest:
@@ -238,7 +238,7 @@ class Payouts:
         def latest(journal: Journal) -> list[PayoutBatch]:
             statement = sa.select(batches).where(batches.c.account == journal.account)
             newest = statement.order_by(batches.c.proposed_at.desc(), batches.c.id).limit(most)
-            return [to_batch(journal, each) for each in journal.connection.execute(newest).all()]
+            return [to_batch(journal, each) for each in journal.execute(newest).all()]
 
         return await self._store.read(latest)
 

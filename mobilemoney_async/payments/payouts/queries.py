@@ -19,7 +19,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of, warnings_of
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, move
 from mobilemoney_async.payments.records.rows import to_record
 
@@ -54,7 +54,7 @@ def insert_batch(
     batch: dict[str, Any] = {"account": journal.account, "id": new, "name": name, "state": PROPOSED, "parent": parent}
     batch |= {"digest": digest(rows), "lines": len(rows), "total": f"{total_of(rows):f}"}
     batch |= {"proposed_by": by, "proposed_at": at}
-    journal.connection.execute(batches.insert(), batch)
+    journal.execute(batches.insert(), batch)
     lines = [
         {
             "account": journal.account,
@@ -69,14 +69,14 @@ def insert_batch(
         for row, key, before in zip(rows, keys, previous or [None] * len(rows), strict=True)
     ]
     for some in chunks(lines, 1_000):
-        journal.connection.execute(batch_lines.insert(), some)
+        journal.execute(batch_lines.insert(), some)
     return new
 
 
 def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
     """Return a batch, or raise `StoreError` if there is none; locked until the commit, if asked for."""
     statement = sa.select(batches).where(batches.c.account == journal.account, batches.c.id == id)
-    row = journal.connection.execute(statement.with_for_update() if lock else statement).one_or_none()
+    row = journal.execute(statement.with_for_update() if lock else statement).one_or_none()
     if row is None:
         raise nothing_changed(f"there is no batch {id!r}")
     return row
@@ -85,13 +85,13 @@ def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
 def change_row(journal: Journal, id: str, **values: Any) -> None:
     """Change columns of a batch."""
     here = (batches.c.account == journal.account, batches.c.id == id)
-    journal.connection.execute(batches.update().where(*here).values(values))
+    journal.execute(batches.update().where(*here).values(values))
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
     """Return the lines of a batch, in their order."""
     statement = sa.select(batch_lines).where(batch_lines.c.account == journal.account, batch_lines.c.batch == id)
-    return journal.connection.execute(statement.order_by(batch_lines.c.line)).all()
+    return journal.execute(statement.order_by(batch_lines.c.line)).all()
 
 
 def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any]:
@@ -107,7 +107,7 @@ def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any
 
 def find_payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
     """Return the payments under the keys of a batch's lines, by key."""
-    found = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id))
+    found = journal.execute(_of_lines(sa.select(payments), journal.account, id))
     return {row.key: row for row in found if row.key is not None}
 
 
@@ -134,10 +134,8 @@ def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) ->
 
 def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> Iterator[sa.Row[Any]]:
     """Yield the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
-    for some in chunks(sorted(keys)):
-        here = (payments.c.account == journal.account, payments.c.key.in_(some))
-        statement = sa.select(payments).where(*here).order_by(payments.c.key)
-        yield from journal.connection.execute(statement.with_for_update() if lock else statement)
+    statement = sa.select(payments).where(payments.c.account == journal.account).order_by(payments.c.key)
+    return select_among(journal, statement.with_for_update() if lock else statement, payments.c.key, sorted(keys))
 
 
 def find_all_payments(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
@@ -199,7 +197,7 @@ def _count_lines(journal: Journal, id: str) -> Mapping[str, int]:
     found = Counter(count_states(journal, id))
     # Not as IS NOT NULL, which would let PostgreSQL begin with the payments: see `_of_lines`.
     is_retried = sa.func.coalesce(payments.c.next_key, "") != ""
-    retried = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id).where(is_retried))
+    retried = journal.execute(_of_lines(sa.select(payments), journal.account, id).where(is_retried))
     rows = {row.key: row for row in retried}
     for key, chain in find_chains(journal, rows).items():
         found[line_state(rows[key])] -= 1
@@ -212,7 +210,7 @@ def count_states(journal: Journal, id: str) -> Mapping[str, int]:
     columns = payments.c
     kinds = _of_lines(sa.select(columns.state, columns.status, sa.func.count().label("number")), journal.account, id)
     found: Counter[str] = Counter()
-    for row in journal.connection.execute(kinds.group_by(columns.state, columns.status)):
+    for row in journal.execute(kinds.group_by(columns.state, columns.status)):
         if row.state is not None:
             found[line_state(row)] += row.number
     return found

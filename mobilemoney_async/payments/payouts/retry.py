@@ -44,7 +44,7 @@ _MOST_NAMED, _NAME = 3, 180
 def find_open(journal: Journal, parent: str) -> str | None:
     """Return the id of the retry of a batch that is to be approved, if there is one."""
     of_parent = sa.select(batches.c.id).where(batches.c.account == journal.account, batches.c.parent == parent)
-    return journal.connection.execute(of_parent.where(batches.c.state == PROPOSED).limit(1)).scalar_one_or_none()
+    return journal.execute(of_parent.where(batches.c.state == PROPOSED).limit(1)).scalar_one_or_none()
 
 
 def transactions_of(journal: Journal, parent: str) -> Sequence[str]:
@@ -92,7 +92,7 @@ def make_retry(
         said = f"no line of batch {parent!r} can be paid again"
         raise nothing_changed(f"{said} ({'; '.join(named)})")
     of_parent = (batches.c.account == journal.account, batches.c.parent == batch.id)
-    earlier = journal.connection.execute(sa.select(sa.func.count()).select_from(batches).where(*of_parent))
+    earlier = journal.execute(sa.select(sa.func.count()).select_from(batches).where(*of_parent))
     number = earlier.scalar_one() + 1
     rows = [_row(line, f"{batch.id}-retry-{number}-{line.line}") for line, _ in taken]
     made = insert_batch(
@@ -143,12 +143,12 @@ def replace(journal: Journal, lines: Sequence[sa.Row[Any]], *, batch: str, at: d
     columns = payments.c
     here = (columns.account == journal.account, columns.key == sa.bindparam("of_key"))
     named = payments.update().where(*here).values(next_key=sa.bindparam("of_next"))
-    journal.connection.execute(named, [{"of_key": key, "of_next": line.key} for key, line in replaced.items()])
+    journal.execute(named, [{"of_key": key, "of_next": line.key} for key, line in replaced.items()])
     refused = [key for key, chain in chains.items() if chain[-1].state == PaymentState.REFUSED]
     if refused:
         # Its key could be used again otherwise.
         state = PaymentState.CANCELLED
         stopped = payments.update().where(*here).values(state=str(state), changed_at=at)
-        journal.connection.execute(stopped, [{"of_key": key} for key in refused])
+        journal.execute(stopped, [{"of_key": key} for key in refused])
         said = f"paid again in batch {batch}"
         journal.record_all(refused, PaymentEvent.CANCEL, state, at=at, source=Source.PERSON, detail=said)

@@ -32,7 +32,7 @@ from mobilemoney_async.payments.payouts.queries import (
     to_line,
 )
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.queries import select_among
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.payments.records.unmatched import kept_forms
 
@@ -83,14 +83,11 @@ def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLi
 
 def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
     """Return the lines with numbers that no disbursement of the store was paid to."""
-    paid: set[str] = set()
     columns = payments.c
     forms = kept_forms(journal.connection, journal.account, {each.phone_number for each in lines})
-    for some in chunks(forms):
-        here = (columns.account == journal.account, columns.phone_number.in_(some))
-        was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
-        statement = sa.select(columns.phone_number).where(*here, *was_paid).distinct()
-        paid.update(forms[each] for each in journal.connection.execute(statement).scalars())
+    was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
+    statement = sa.select(columns.phone_number).where(columns.account == journal.account, *was_paid).distinct()
+    paid = {forms[row.phone_number] for row in select_among(journal, statement, columns.phone_number, forms)}
     return tuple(each.line for each in lines if each.phone_number not in paid)
 
 
@@ -99,7 +96,7 @@ def _last_total(journal: Journal, batch: sa.Row[Any]) -> Decimal | None:
     columns, name = batches.c, _without_digits(batch.name)
     approved = (columns.account == journal.account, columns.approved_at.is_not(None), columns.id != batch.id)
     earlier = sa.select(columns.name, columns.total).where(*approved, columns.parent.is_(None))
-    rows = journal.connection.execute(earlier.order_by(columns.approved_at.desc()).limit(_MOST_EARLIER))
+    rows = journal.execute(earlier.order_by(columns.approved_at.desc()).limit(_MOST_EARLIER))
     alike = (row.total for row in rows if batch.parent is None and _without_digits(row.name) == name)
     return next((load_amount(total) for total in alike), None)
 
@@ -129,7 +126,7 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
     if not kept:
         alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
         twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)
-        other = journal.connection.execute(twin).scalar_one_or_none()
+        other = journal.execute(twin).scalar_one_or_none()
         return other and f"batch {other} has the same content: each line is paid once, whichever of them is approved"
     states = Counter(map(line_state, kept))
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
@@ -176,24 +173,15 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
     """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
     columns = payments.c
     names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
-    unmade = [str(each) for each in (PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)]
-    has_failed = (columns.state == str(PaymentState.FINAL)) & (columns.status != str(TransactionStatus.SUCCESS))
-    was_refused = (columns.state == str(PaymentState.REFUSED)) & columns.is_certain
-    recent: dict[tuple[str, str], Any] = {}
-    for some in chunks(sorted(forms)):
-        rows = journal.connection.execute(
-            sa.select(*names)
-            .where(
-                columns.account == journal.account,
-                columns.phone_number.in_(some),
-                columns.type == str(TransactionType.DISBURSEMENT),
-                columns.created_at >= now - _RECENT,
-                columns.state.not_in(unmade),
-                ~has_failed | columns.status.is_(None),
-                ~was_refused | columns.is_certain.is_(None),
-            )
-            .order_by(columns.created_at)
-        )
-        for row in rows:
-            recent[forms[row.phone_number], row.amount] = row
-    return recent
+    has_failed = (columns.state == PaymentState.FINAL) & (columns.status != str(TransactionStatus.SUCCESS))
+    was_refused = (columns.state == PaymentState.REFUSED) & columns.is_certain
+    made = (
+        columns.type == str(TransactionType.DISBURSEMENT),
+        columns.created_at >= now - _RECENT,
+        columns.state.not_in((PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)),
+        ~has_failed | columns.status.is_(None),
+        ~was_refused | columns.is_certain.is_(None),
+    )
+    statement = sa.select(*names).where(columns.account == journal.account, *made).order_by(columns.created_at)
+    rows = select_among(journal, statement, columns.phone_number, sorted(forms))
+    return {(forms[row.phone_number], row.amount): row for row in rows}

@@ -81,7 +81,7 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
     parts = [statement.where(each) for each in conditions]
     if key is not None:
         parts.append(statement.where(_columns.key == key, sa.or_(*SEARCHABLE)))
-    rows = {row.key: row for part in parts for row in journal.connection.execute(part)}
+    rows = {row.key: row for part in parts for row in journal.execute(part)}
     found = (Due(to_record(row), bool(row.is_due), bool(row.in_whole_days)) for row in rows.values())
     return sorted(found, key=lambda each: (each.record.created_at, each.record.key))
 
@@ -137,7 +137,7 @@ def neighbours(
         sa.select(payments).where(*known, near, has_ended).order_by(order).limit(most)
         for near, has_ended, order in sides
     )
-    return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
+    return [to_record(row) for statement in nearest for row in journal.execute(statement)]
 
 
 def comparable(columns: Any) -> Sequence[sa.ColumnElement[bool]]:

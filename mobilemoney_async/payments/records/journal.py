@@ -167,14 +167,18 @@ class Journal:
     account: str
     has_changes: bool = attrs.field(default=False, init=False)
 
+    def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
+        """Execute a statement in the transaction."""
+        return self.connection.execute(statement, parameters)
+
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
         statement = _BY_KEY_LOCKED if lock else _BY_KEY
-        return self.connection.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
+        return self.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def row_if_free(self, key: str) -> sa.Row[Any] | None:
         """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
-        return self.connection.execute(_BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
+        return self.execute(_BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def find(self, key: str, *, lock: bool = False) -> PaymentRecord | None:
         """Return the record of a key, without its history."""
@@ -211,7 +215,7 @@ class Journal:
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the payment under another key that stops the kind of a payment, if there is one."""
-        row = self.connection.execute(_DUPLICATE, self.kind(request)).one_or_none()
+        row = self.execute(_DUPLICATE, self.kind(request)).one_or_none()
         return None if row is None else to_record(row)
 
     def kind(self, request: PaymentRequest) -> Mapping[str, str]:
@@ -272,7 +276,7 @@ class Journal:
         """Return whether a batch is cancelled; one that is being cancelled now is waited for, or waits for us."""
         here = (batches.c.account == self.account, batches.c.id == batch)
         state = sa.select(batches.c.state).where(*here).with_for_update(read=True)
-        return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
+        return batch is not None and self.execute(state).scalar_one_or_none() == "cancelled"
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
         """Change a row that meets unique indexes, unless another has its transaction, or stops the kind of a doubt."""
@@ -294,7 +298,7 @@ class Journal:
                 self.change(entry.key, values)
         except sa.exc.IntegrityError:
             names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
-            owner = self.connection.execute(sa.select(_OWNER), names).scalar_one()
+            owner = self.execute(sa.select(_OWNER), names).scalar_one()
             if owner in {None, entry.key}:
                 raise  # refused for another reason, a trigger say
             return self._contradict(entry, f"belongs to another payment ({owner})")
@@ -318,7 +322,7 @@ class Journal:
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
-        row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        row = self.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         status = str(transaction.status)
         if row is not None:
             mismatch = _mismatch(row, transaction)
@@ -360,7 +364,7 @@ class Journal:
         The caller explains the transaction, so that the other state is not reported again.
         """
         of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
-        row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        row = self.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
             return False
         self.change(row.key, {**reason_columns(None), "stops_kind": False})
@@ -395,11 +399,11 @@ class Journal:
 
     def learn_merchant(self, merchant_id: str | None) -> None:
         """Note the account's merchant at the service, if it is not known."""
-        self.connection.execute(_LEARN_MERCHANT, {"of_account": self.account, "merchant_id": merchant_id})
+        self.execute(_LEARN_MERCHANT, {"of_account": self.account, "merchant_id": merchant_id})
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
-        return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
+        return self.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
     def change(self, key: str, values: Mapping[str, Any]) -> None:
         """Change columns of a row."""
@@ -451,26 +455,26 @@ class Journal:
         # Asked once, not for each payment as in `record`: PostgreSQL reads all changes of the account each time, if it
         # takes the table to be empty, as after the rollback of thousands.
         later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
-        times = {row.name: row.last for row in self.connection.execute(later)}
+        times = {row.name: row.last for row in self.execute(later)}
         common = self._entry("", event.value, at=at, source=source, detail=detail)
         common |= {"of_state": str(state), "of_status": None}
         entries = [{**common, "of_key": key} for key in keys]
         changes_then = [{**each, "of_at": times.get(each["of_key"], at)} for each in entries]
-        self.connection.execute(_PUBLISH_AT, changes_then)
-        self.connection.execute(_NOTE, entries)
+        self.execute(_PUBLISH_AT, changes_then)
+        self.execute(_NOTE, entries)
         self.has_changes = True
 
     def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
         """Add the first changes of new payments to the feed."""
         common = {"account": self.account, "entry": 1, "state": str(state), "at": at}
         values: Any = [{**common, "name": key} for key in keys]
-        self.connection.execute(_FIRST_CHANGE, values if len(values) > 1 else values[0])
+        self.execute(_FIRST_CHANGE, values if len(values) > 1 else values[0])
         self.has_changes = True
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
         """Add a transaction that no payment claims to the feed, unless it is there."""
         values = {"account": self.account, "name": transaction_id, "entry": 0, "status": shorten(status), "at": at}
-        self.connection.execute(insert_missing(changes, self.connection.dialect.name), values)
+        self.execute(insert_missing(changes, self.connection.dialect.name), values)
         self.has_changes = True
 
     def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:

@@ -53,12 +53,18 @@ def chunks(things: Iterable[T], size: int = _IDS_AT_ONCE) -> Iterator[list[T]]:
         yield everything[start : start + size]
 
 
+def select_among(journal: Journal, statement: sa.Select[Any], column: Any, names: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows of a statement in which a column has one of some values, however many those are."""
+    for some in chunks(names):
+        yield from journal.execute(statement.where(column.in_(some)))
+
+
 def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
     """Return the record of a key with its whole history."""
     row = journal.row(key)
     if row is None:
         return None
-    entries = journal.connection.execute(
+    entries = journal.execute(
         sa.select(history.c.at, history.c.what, history.c.source, history.c.detail)
         .where(history.c.account == row.account, history.c.key == row.key)
         .order_by(history.c.number)
@@ -73,31 +79,27 @@ def pending_ids(journal: Journal) -> list[str]:
         .where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)
         .order_by(_columns.created_at, _columns.key)
     )
-    return list(journal.connection.execute(statement).scalars())
+    return list(journal.execute(statement).scalars())
 
 
 def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
     """Return the payments that own these transactions, by transaction id. A text that is no id has no owner."""
-    found: dict[str, PaymentRecord] = {}
-    for some in chunks(filter(is_id, transaction_ids)):
-        statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
-        found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
-    return found
+    statement = sa.select(payments).where(_columns.account == journal.account)
+    rows = select_among(journal, statement, _columns.transaction_id, filter(is_id, transaction_ids))
+    return {row.transaction_id: to_record(row) for row in rows}
 
 
 def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
     """Return the payments of some keys, oldest first."""
-    found: list[PaymentRecord] = []
-    for some in chunks(keys):
-        statement = sa.select(payments).where(_columns.account == journal.account, _columns.key.in_(some))
-        found += map(to_record, journal.connection.execute(statement))
+    statement = sa.select(payments).where(_columns.account == journal.account)
+    found = map(to_record, select_among(journal, statement, _columns.key, keys))
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
 def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:
     """Return the account's merchant at the service, if it is known or shown by a row of an acknowledged payment."""
     statement = sa.select(accounts.c.merchant_id).where(accounts.c.account == journal.account)
-    bound = journal.connection.execute(statement).scalar_one_or_none()
+    bound = journal.execute(statement).scalar_one_or_none()
     own = (row.merchant_id for row in rows if row.id in owned and not owned[row.id].is_adopted)
     return bound or next(filter(None, own), None)
 
@@ -133,7 +135,7 @@ def select(
         statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
         order = (statement.selected_columns.created_at, statement.selected_columns.key)
     statement = statement.order_by(*(each.desc() if newest_first else each for each in order)).limit(limit)
-    return [to_record(row) for row in journal.connection.execute(statement)]
+    return [to_record(row) for row in journal.execute(statement)]
 
 
 def needing_someone(now: datetime) -> Sequence[sa.ColumnElement[bool]]:
@@ -149,7 +151,7 @@ def needing_someone(now: datetime) -> Sequence[sa.ColumnElement[bool]]:
 def unresolved(journal: Journal) -> list[PaymentRecord]:
     """Return the payments with an unknown result, and those with a final state that contradicts their record."""
     contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
-    found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.connection.execute(contradicted))]
+    found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.execute(contradicted))]
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
@@ -165,7 +167,7 @@ def find_named(
         sa.select(payments).where(*where, _columns[kind].in_(names), *short).limit(most).subquery().select()
         for kind, short in _NAMES.items()
     ]
-    found = {row.key: row for row in journal.connection.execute(sa.union_all(*parts))}
+    found = {row.key: row for row in journal.execute(sa.union_all(*parts))}
     return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.key))]
 
 
