@@ -26,6 +26,10 @@ from mobilemoney_async.payments.records.rows import to_record
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
 
+# Columns that a batch has as they are.
+_PEOPLE = ("proposed_by", "proposed_at", "approved_by", "approved_at", "cancelled_by", "cancelled_at")
+_AS_THEY_ARE = ("id", "name", "digest", "state", "lines", *_PEOPLE)
+
 
 def nothing_changed(reason: str) -> StoreError:
     """Return the error for a step that a batch does not allow."""
@@ -175,17 +179,7 @@ def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
 def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:
     """Return the batch that a row holds."""
     return PayoutBatch(
-        id=row.id,
-        name=row.name,
-        digest=row.digest,
-        state=row.state,
-        proposed_by=row.proposed_by,
-        proposed_at=row.proposed_at,
-        approved_by=row.approved_by,
-        approved_at=row.approved_at,
-        cancelled_by=row.cancelled_by,
-        cancelled_at=row.cancelled_at,
-        lines=row.lines,
+        **{name: getattr(row, name) for name in _AS_THEY_ARE},
         total=load_amount(row.total),
         retry_of=row.parent,
         states={} if row.approved_at is None else _count_lines(journal, row.id),

@@ -22,6 +22,12 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 UNKNOWN_EXTRA = "?"
 """Digest of the extra fields of a payment that was imported: the list does not show them."""
 
+# Columns that a record has as they are.
+_AS_THEY_ARE = (
+    *("key", "phone_number", "attempt", "created_at", "changed_at", "sent_at", "ended_at", "stale_at", "walks"),
+    *("transaction_id", "reference", "external_id", "looked_at", "next_look_at", "not_before", "not_after", "priority"),
+)
+
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
     """Return the columns of a new row that hold the request."""
@@ -66,35 +72,19 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
             _warn(row.account, row.key, error)
     reason = None if row.cause is None else Reason(PaymentCause(row.cause), row.about)
     return PaymentRecord(
-        key=row.key,
+        **{name: getattr(row, name) for name in _AS_THEY_ARE},
         type=TransactionType(row.type),
-        phone_number=row.phone_number,
         amount=load_amount(row.amount),
         state=PaymentState(row.state),
-        attempt=row.attempt,
-        created_at=row.created_at,
-        changed_at=row.changed_at,
-        sent_at=row.sent_at,
-        ended_at=row.ended_at,
-        stale_at=row.stale_at,
-        transaction_id=row.transaction_id,
-        reference=row.reference,
         status=None if row.status is None else TransactionStatus(row.status),
         transaction=transaction,
         candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
         is_adopted=bool(row.is_adopted),
-        walks=row.walks,
         is_certain=row.is_certain is None or bool(row.is_certain),
         cause=None if reason is None else reason.cause,
         reason=None if reason is None else str(reason),
-        looked_at=row.looked_at,
         is_controlled=bool(row.look_passed),
-        next_look_at=row.next_look_at,
-        not_before=row.not_before,
-        not_after=row.not_after,
-        priority=row.priority,
         error=error,
-        external_id=row.external_id,
     )
 
 
