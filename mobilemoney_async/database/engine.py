@@ -243,20 +243,14 @@ class Database:
         return readable_files(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work on a connection of its own, without making the tables, and roll it back."""
+        """Run work without making the tables, and roll it back."""
 
         def roll_back() -> T:
-            engine = self._connections.make_engine()
             try:
-                with engine.connect() as connection, connection.begin() as transaction:
-                    try:
-                        return work(connection)
-                    finally:
-                        transaction.rollback()
+                with self._connections.engine(monotonic() + _QUEUE).connect() as connection:
+                    return work(connection)
             except OF_THE_DATABASE as exc:
                 raise self._connections.failure_alone(exc) from None
-            finally:
-                engine.dispose()
 
         return await run_in_thread(roll_back, limiter=self._threads().single)
 
