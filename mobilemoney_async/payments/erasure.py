@@ -12,7 +12,8 @@ A payment that begins during that for the same number keeps it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -43,7 +44,7 @@ from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.account_status import AccountState, Erasure
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.record import PaymentState, Source
+from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState, Source
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA
 from mobilemoney_async.payments.records.unmatched import digest, ensure_number_key
 
@@ -51,8 +52,9 @@ from mobilemoney_async.payments.records.unmatched import digest, ensure_number_k
 _COMPARED = timedelta(days=30)
 _MOST_NAMED = 20
 _columns = payments.c
-_CLOSED = [str(each) for each in (PaymentState.FINAL, PaymentState.REFUSED, PaymentState.NOT_SENT)]
-_CLOSED += [str(PaymentState.CANCELLED), str(PaymentState.RELEASED)]
+_CLOSED = frozenset(PaymentState) - UNIDENTIFIED - {PaymentState.QUEUED, PaymentState.ACKNOWLEDGED}
+# In place of a text that may name someone.
+_ERASED = "erased"
 
 
 def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
@@ -144,13 +146,9 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
         raise StoreError(said, outcome="not_sent")
 
 
-def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]:
+def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     """Replace numbers, and texts that may name their owners, in the tables of an account; return the rows by table."""
-    run, rows = journal.execute, dict[str, int]()
-
-    def count(table: sa.Table, changed: int) -> None:
-        rows[table.name] = rows.get(table.name, 0) + changed
-
+    run, rows = journal.execute, Counter[str]()
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
         of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(_CLOSED))
@@ -177,50 +175,38 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> dict[str, int]
         ]
         for some in chunks(values):
             run(change, some)
-        count(payments, len(found))
-        for keys in chunks([row.key for row in found]):
-            of_entry = (history.c.account == journal.account, history.c.key.in_(keys), history.c.detail.is_not(None))
-            of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
-            count(history, run(history.update().where(*of_entry, of_person).values(detail="erased")).rowcount)
+        rows[payments.name] += len(found)
+        marked_ones = sa.select(_columns.key).where(
+            _columns.account == journal.account, _columns.phone_number == marked
+        )
+        of_entry = (history.c.account == journal.account, history.c.key.in_(marked_ones), history.c.detail.is_not(None))
+        of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
+        rows[history.name] += run(history.update().where(*of_entry, of_person).values(detail=_ERASED)).rowcount
         of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
         # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
         for batch in run(sa.select(batch_lines.c.batch).where(*of_line).distinct()).scalars().all():
             here = (batches.c.account == journal.account, batches.c.id == batch)
             run(batches.update().where(*here).values(digest=secrets.token_hex(32)))
-        count(batch_lines, run(batch_lines.update().where(*of_line).values(phone_number=marked, info=None)).rowcount)
+        lines = batch_lines.update().where(*of_line).values(phone_number=marked, info=None)
+        rows[batch_lines.name] += run(lines).rowcount
         of_row = (unmatched.c.account == journal.account, unmatched.c.number_digest == digest(key, number))
-        count(unmatched, run(unmatched.update().where(*of_row).values(shown_number="erased", note=None)).rowcount)
-        ids = [row.key for row in found]
-        count(subscriptions, _erase_messages(journal, ids))
-        for keys in chunks(ids):
-            of_name = (retries.c.account == journal.account, retries.c.name.in_(keys), retries.c.error.is_not(None))
-            count(retries, run(retries.update().where(*of_name).values(error="erased")).rowcount)
+        rows[unmatched.name] += run(unmatched.update().where(*of_row).values(shown_number=_ERASED, note=None)).rowcount
+        ids = marked_ones.with_only_columns(_columns.transaction_id)
+        of_message = (subscriptions.c.account == journal.account, subscriptions.c.transaction_id.in_(ids))
+        rows[subscriptions.name] += run(subscriptions.delete().where(*of_message, subscriptions.c.has_ended)).rowcount
+        of_name = (retries.c.account == journal.account, retries.c.name.in_(marked_ones), retries.c.error.is_not(None))
+        rows[retries.name] += run(retries.update().where(*of_name).values(error=_ERASED)).rowcount
     return rows
 
 
-def _erase_messages(journal: Journal, keys: Sequence[str]) -> int:
-    """Delete the messages to pollers about payments that have ended."""
-    count = 0
-    for some in chunks(keys):
-        ids = sa.select(_columns.transaction_id).where(_columns.account == journal.account, _columns.key.in_(some))
-        here = (
-            subscriptions.c.account == journal.account,
-            subscriptions.c.has_ended,
-            subscriptions.c.transaction_id.in_(ids),
-        )
-        count += journal.execute(subscriptions.delete().where(*here)).rowcount
-    return count
-
-
 def _without_number(kind: type[Any], text: str | None) -> str | None:
-    return None if text is None else dump(attrs.evolve(load(kind, text), phone_number="erased"))
+    return None if text is None else dump(attrs.evolve(load(kind, text), phone_number=_ERASED))
 
 
-def _note(journal: Journal, name: str, rows: Mapping[str, int], at: datetime) -> Erasure:
+def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Erasure:
     """List an erasure; one that is repeated shows its last time."""
     here = (erasures.c.account == journal.account, erasures.c.digest == name)
     if not journal.execute(erasures.update().where(*here).values(at=at)).rowcount:
         values = {"account": journal.account, "digest": name, "at": at}
         journal.execute(erasures.insert().values(values))
-    changed = {table: count for table, count in rows.items() if count}
-    return Erasure(account=journal.account, digest=name, at=at, rows=changed)
+    return Erasure(account=journal.account, digest=name, at=at, rows=dict(+rows))
