@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, PaymentState
+from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange
+from mobilemoney_async.database.schema import changes
 from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.records.journal import Journal
@@ -71,10 +72,9 @@ async def test_start_now_is_behind_all_changes_however_many_were_never_read(
     store = world.store()
     async with world.client(store) as client:
         await client.payments.unresolved()
-        many = [f"k{number}" for number in range(10_001)]
-        await account_store(store).write(
-            lambda journal: journal.publish_new(many, PaymentState.QUEUED, at=world.utcnow())
-        )
+        new = {"account": "default", "entry": 1, "state": "QUEUED", "at": world.utcnow()}
+        rows = [{**new, "name": f"k{number}"} for number in range(10_001)]
+        await account_store(store).write(lambda journal: journal.execute(changes.insert(), rows))
         feed = client.payments.changes(**choice, start="now")
         await feed.begin()
         await enqueue(client, "a")

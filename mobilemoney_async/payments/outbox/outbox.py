@@ -23,6 +23,7 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     accounts,
+    changes,
     history,
     insert_missing,
     lock_row,
@@ -55,7 +56,7 @@ _MOST_LATEST = 500
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
-_FIRST_ENTRY = history.insert().inline()
+_FIRST_ENTRY, _FIRST_CHANGE = history.insert().inline(), changes.insert().inline()
 
 Queued = tuple[PaymentRecord, str | None]
 """Payment in the queue, and its extra fields as JSON."""
@@ -206,11 +207,13 @@ def _announce(journal: Journal, keys: Sequence[str], at: datetime) -> None:
 
     It reads nothing, unlike `Journal.record`: that could end a merchant's transaction that is serializable.
     """
-    said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
-    first = {"account": journal.account, "number": 1, "at": at, **said}
-    entries: Any = [{**first, "key": key} for key in keys]
-    journal.execute(_FIRST_ENTRY, entries if len(entries) > 1 else entries[0])
-    journal.publish_new(keys, PaymentState.QUEUED, at=at)
+    common = {"account": journal.account, "at": at}
+    entry = {**common, "number": 1, "what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
+    change = {**common, "entry": 1, "state": str(PaymentState.QUEUED)}
+    for statement, name, first in ((_FIRST_ENTRY, "key", entry), (_FIRST_CHANGE, "name", change)):
+        rows: Any = [{**first, name: key} for key in keys]
+        journal.execute(statement, rows if len(rows) > 1 else rows[0])
+    journal.has_changes = True
 
 
 def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:

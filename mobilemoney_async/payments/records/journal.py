@@ -125,7 +125,6 @@ _PUBLISH_AT = _CHANGED.values(at=_at).inline()
 # All of these by one statement, which SQLite does not know.
 _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
-_FIRST_CHANGE = changes.insert().inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 
 
@@ -462,13 +461,6 @@ class Journal:
         changes_then = [{**each, "of_at": times.get(each["of_key"], at)} for each in entries]
         self.execute(_PUBLISH_AT, changes_then)
         self.execute(_NOTE, entries)
-        self.has_changes = True
-
-    def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
-        """Add the first changes of new payments to the feed."""
-        common = {"account": self.account, "entry": 1, "state": str(state), "at": at}
-        values: Any = [{**common, "name": key} for key in keys]
-        self.execute(_FIRST_CHANGE, values if len(values) > 1 else values[0])
         self.has_changes = True
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
