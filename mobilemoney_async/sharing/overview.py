@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.contract.models import Transaction
@@ -31,7 +30,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import needing_someone
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import to_record
-from mobilemoney_async.sharing.budget import Limit, find_usage
+from mobilemoney_async.sharing.budget import find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
 """The time zone of Tanzania, which knows no summer time. Days begin there, as they do for those who look."""
@@ -182,7 +181,8 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
     day_began_at = now.astimezone(DAR_ES_SALAAM).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
     stopped, last = _of_account(journal)
     recent = _recent(journal, last, now)
-    usage, held = _usage(journal, shared), _held(journal, shared)
+    budget = journal.execute(sa.select(budgets.c.state).where(budgets.c.account == journal.account))
+    usage, held = find_usage(budget.scalar_one_or_none(), shared), _held(journal, shared)
     (queued, latest, _), pause = count_queued(journal), find_pause(journal)
     done_at = None
     if queued and "dispatcher" in held:
@@ -233,11 +233,6 @@ def _held(journal: Journal, shared: float) -> set[str]:
     columns = leases.c
     rows = journal.execute(sa.select(leases).where(columns.account == journal.account))
     return {row.name for row in rows if read_lease(row).ends_at(shared) is not None}
-
-
-def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:
-    statement = sa.select(budgets.c.state).where(budgets.c.account == journal.account)
-    return find_usage(journal.execute(statement).scalar_one_or_none(), shared)
 
 
 # Open payments

@@ -135,7 +135,9 @@ class ConsumerTable:
         again, parked = self._try_again(due, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
         if after == row.number:
-            fresh = self._without_tried(fresh, tried, now)
+            if fresh and fresh[0].number == tried:
+                self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
+                fresh = [each for each in fresh if each.name != fresh[0].name]
             # Those before the first new one are held back, each with its payment.
             self._pass(fresh[0].number - 1 if fresh else upto)
         first = fresh[0].number if fresh else row.tried
@@ -150,13 +152,6 @@ class ConsumerTable:
             next_at=next_at,
             is_end=len(page) < limit and not feed.has_more,
         )
-
-    def _without_tried(self, fresh: list[FeedEntry], tried: int | None, now: datetime) -> list[FeedEntry]:
-        """Hold back the first change, and its payment, if another reader has tried it in vain; return the others."""
-        if not fresh or fresh[0].number != tried:
-            return fresh
-        self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
-        return [each for each in fresh if each.name != fresh[0].name]
 
     def _try_again(self, due: Iterable[Any], now: datetime, *, upto: int) -> tuple[list[int], list[int]]:
         """Return the numbers of the changes that are handed out again, and of those that are parked."""

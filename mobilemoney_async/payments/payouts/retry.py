@@ -50,11 +50,8 @@ def find_open(journal: Journal, parent: str) -> str | None:
 def transactions_of(journal: Journal, parent: str) -> Sequence[str]:
     """Return the transactions that are to be looked up before the lines of a batch are paid again."""
     chains = find_chains(journal, (line.key for line in find_lines(journal, parent))).values()
-    return [each for chain in chains if obstacle(chain) is None for each in _transactions(chain)]
-
-
-def _transactions(chain: Sequence[sa.Row[Any]]) -> Sequence[str]:
-    return [row.transaction_id for row in chain if row.transaction_id is not None]
+    rows = (row for chain in chains if obstacle(chain) is None for row in chain)
+    return [row.transaction_id for row in rows if row.transaction_id is not None]
 
 
 def make_retry(

@@ -17,7 +17,7 @@ from mobilemoney_async.database.schema import batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
-from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine
+from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     can_queue,
@@ -47,13 +47,14 @@ def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLim
     if row.state != PROPOSED:
         return to_batch(journal, row)
     lines, used = find_lines(journal, id), find_payments(journal, id)
+    largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
     return attrs.evolve(
         to_batch(journal, row),
         duplicates=_duplicates(journal, lines, used, now),
         warnings=find_warnings(lines),
         repeats=_repeats(journal, row, used),
         left_out=_left_out(journal, row, lines),
-        largest=_largest(lines, row),
+        largest=tuple(to_line(each, (), row, None) for each in largest),
         new_recipients=_new_recipients(journal, lines),
         last_total=_last_total(journal, row),
         exceeds=None if limits is None else _exceeds(journal, limits, id, lines_to_queue(lines, used), now),
@@ -73,12 +74,6 @@ def _exceeds(
 def lines_to_queue(lines: Iterable[sa.Row[Any]], used: Mapping[str, sa.Row[Any]]) -> list[sa.Row[Any]]:
     """Return the lines that an approval queues: those without a payment, or with one that may be queued again."""
     return [line for line in lines if line.key not in used or can_queue(used[line.key])]
-
-
-def _largest(lines: Sequence[sa.Row[Any]], batch: sa.Row[Any]) -> tuple[PayoutLine, ...]:
-    """Return the largest lines of a proposed batch, the largest first."""
-    largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
-    return tuple(to_line(each, (), batch, None) for each in largest)
 
 
 def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:

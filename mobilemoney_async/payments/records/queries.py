@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import attrs
@@ -32,10 +32,6 @@ T = TypeVar("T")
 
 # Transaction ids in one statement.
 _IDS_AT_ONCE = 500
-_DAY = timedelta(days=1)
-# Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
-# decides.
-_MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
 # The columns with a payment's names. Each has an index, two of them one with a condition.

@@ -384,7 +384,8 @@ def clearance(
         return Clearance.NEVER
     if record.state is PaymentState.NOT_SENT or (record.state in _LOOKED_FOR and record.is_certain):
         return Clearance.SEND
-    is_absent = record.state is PaymentState.ABSENT and absent_suffices and _is_absent_collection(record)
+    is_collection = record.type == TransactionType.COLLECTION
+    is_absent = record.state is PaymentState.ABSENT and absent_suffices and is_collection and record.walks >= LISTINGS
     if not is_absent and record.state not in {*_LOOKED_FOR, PaymentState.RELEASED}:
         return Clearance.NEVER
     if not _has_looked(record, now, grace):
@@ -398,10 +399,6 @@ def _has_looked(record: PaymentRecord, now: datetime | None, grace: float) -> bo
     if record.looked_at is None or now is None:
         return record.looked_at is not None
     return now - record.looked_at <= timedelta(seconds=max(grace, _SHORTEST_LOOK))
-
-
-def _is_absent_collection(record: PaymentRecord) -> bool:
-    return record.type == TransactionType.COLLECTION and record.walks >= LISTINGS
 
 
 def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: float) -> Clearance:
