@@ -80,7 +80,7 @@ def check(file: File, *, local_numbers: LocalNumbers = False, columns: Columns =
     """
     rows = read_rows(_read(file), local_numbers=local_numbers, columns=_read_columns(columns))
     total, content = total_of(rows), digest(rows)
-    warnings = warnings_of((each.line, each.phone_number) for each in rows)
+    warnings = warnings_of(rows)
     if as_json:
         facts = {"lines": len(rows), "total": total, "digest": content, "warnings": warnings}
         output.print_json(output.plain(facts, unmasked=False))

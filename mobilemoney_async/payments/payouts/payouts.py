@@ -34,7 +34,6 @@ from mobilemoney_async.payments.payouts.queries import (
     find_lines,
     find_payments,
     find_row,
-    find_warnings,
     insert_batch,
     nothing_changed,
     require_second_person,
@@ -43,7 +42,7 @@ from mobilemoney_async.payments.payouts.queries import (
 )
 from mobilemoney_async.payments.payouts.retry import find_open, make_retry, replace, transactions_of
 from mobilemoney_async.payments.payouts.review import find_batch, lines_to_queue
-from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_rows
+from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_rows, warnings_of
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
@@ -144,9 +143,7 @@ class Payouts:
                 orders = [_order(batch.id, line) for line in lines]
                 enqueue_all(journal, orders, now, used=used)
                 change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
-            return attrs.evolve(
-                find_batch(journal, batch.id, now), warnings=find_warnings(find_lines(journal, batch.id))
-            )
+            return attrs.evolve(find_batch(journal, batch.id, now), warnings=warnings_of(find_lines(journal, batch.id)))
 
         return await self._store.decide(approve, self._utcnow)
 
@@ -269,7 +266,7 @@ class Payouts:
             own = {} if batch.approved_at is None else find_payments(journal, batch.id)
             found = find_all_payments(journal, own)
             lines = find_lines(journal, batch.id)
-            warnings = find_warnings(lines)
+            warnings = warnings_of(lines)
             return [to_line(each, found.get(each.key, ()), batch, warnings.get(each.line)) for each in lines]
 
         lines = await self._store.read(report)

@@ -17,7 +17,7 @@ from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
-from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of, warnings_of
+from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, move
@@ -169,11 +169,6 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
     if chain and chain[-1].phone_number.startswith(ERASED):
         return "its phone number was erased"
     return None if chain else "it was never queued"
-
-
-def find_warnings(lines: Iterable[sa.Row[Any]]) -> Mapping[int, str]:
-    """Return the warnings about the phone numbers of lines, by line."""
-    return warnings_of((each.line, each.phone_number) for each in lines)
 
 
 def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:

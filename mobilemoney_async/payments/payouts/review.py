@@ -25,12 +25,12 @@ from mobilemoney_async.payments.payouts.queries import (
     find_lines,
     find_payments,
     find_row,
-    find_warnings,
     line_state,
     obstacle,
     to_batch,
     to_line,
 )
+from mobilemoney_async.payments.payouts.rows import warnings_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import select_among
 from mobilemoney_async.payments.records.record import PaymentState
@@ -51,7 +51,7 @@ def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLim
     return attrs.evolve(
         to_batch(journal, row),
         duplicates=_duplicates(journal, lines, used, now),
-        warnings=find_warnings(lines),
+        warnings=warnings_of(lines),
         repeats=_repeats(journal, row, used),
         left_out=_left_out(journal, row, lines),
         largest=tuple(to_line(each, (), row, None) for each in largest),

@@ -141,11 +141,11 @@ def total_of(rows: Iterable[PayoutRow]) -> Decimal:
     return Decimal(sum(int(row.amount) for row in rows))
 
 
-def warnings_of(numbers: Iterable[tuple[int, str]]) -> Mapping[int, str]:
-    """Return the warnings before the approval, by line: of lines and their phone numbers. Nothing is refused."""
+def warnings_of(rows: Iterable[Any]) -> Mapping[int, str]:
+    """Return the warnings about the numbers of rows, or lines of a batch, by line. Nothing is refused."""
     lines: dict[str, list[int]] = {}
-    for line, number in numbers:
-        lines.setdefault(number, []).append(line)
+    for row in rows:
+        lines.setdefault(row.phone_number, []).append(row.line)
     found: dict[int, list[str]] = {}
     for number, own in lines.items():
         shared = f"{len(own):,} lines pay this number: {name_lines(own)}" if own[1:] else ""
