@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import anyio
 import attrs
 import sqlalchemy as sa
-from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import SETBACK, WallClock
@@ -56,7 +55,9 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
 
-_loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
+# How far the host's monotonic clock, which its processes share, is ahead of an event loop's: measured once for a loop,
+# so that in virtual time the store's clock is virtual too.
+_ahead_of_the_loop = PerLoop("mobilemoney_async_store_clock", lambda: monotonic() - anyio.current_time())
 
 Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
@@ -183,7 +184,7 @@ class Database:
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
-        is_server, ahead = self.dialect == "postgresql", _ahead_of_the_host()
+        is_server, ahead = self.dialect == "postgresql", _ahead_of_the_loop.of(Database)
         began_at, began = anyio.current_time() + ahead, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
@@ -385,16 +386,3 @@ def _steady_clock() -> Callable[[], float]:
     """Return a clock that begins with that of the host, and is not set with it."""
     began = time.time() - monotonic()
     return lambda: began + monotonic()
-
-
-def _ahead_of_the_host() -> float:
-    """Return how far the host's monotonic clock, which its processes share, is ahead of this event loop's.
-
-    Measured once for a loop, so that in virtual time the store's clock is virtual too.
-    """
-    try:
-        return _loop_clocks.get()
-    except LookupError:
-        ahead = monotonic() - anyio.current_time()
-        _loop_clocks.set(ahead)
-        return ahead
