@@ -617,6 +617,6 @@ def _check_states(state: object) -> builtins.list[PaymentState] | None:
         return None
     asked = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
     try:
-        return [PaymentState(each.upper() if isinstance(each, str) else each) for each in asked]
+        return [PaymentState(each) for each in asked]
     except ValueError:
         raise refuse("state", f"one or more of {', '.join(map(str, PaymentState))}", state) from None

@@ -30,7 +30,6 @@ from mobilemoney_async.database.schema import (
     batches,
     erasures,
     history,
-    lock_row,
     logins,
     payments,
     retries,
@@ -67,7 +66,7 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
         raise StoreError(
             f"account {journal.account!r} has no payment of this number: nothing was erased", outcome="not_sent"
         )
-    lock_row(journal.connection, accounts, {"account": journal.account})
+    journal.lock_account()
     key = ensure_number_key(journal.connection, journal.account)
     _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
     return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
@@ -80,7 +79,7 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
         StoreError: A payment of it is open, or a batch waits for approval; the error names them.
     """
     run, here = journal.execute, accounts.c.account == journal.account
-    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key or ""
+    key = journal.lock_account().number_key or ""
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
     for table in (logins, subscriptions):
@@ -99,7 +98,7 @@ def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> list[Er
     wanted = set(digests)
     if WHOLE_ACCOUNT in wanted:
         return [erase_account(journal, at)]
-    key = lock_row(journal.connection, accounts, {"account": journal.account}).number_key
+    key = journal.lock_account().number_key
     found = [] if key is None else [number for number in _numbers(journal) if digest(key, number) in wanted]
     return [erase_number(journal, number, at) for number in found]
 

@@ -28,7 +28,6 @@ from mobilemoney_async.database.schema import (
     accounts,
     changes,
     consumers,
-    lock_row,
     payments,
     retries,
     unmatched,
@@ -138,7 +137,7 @@ def number_changes(journal: Journal) -> Feed:
     feed = find_feed(journal)
     if feed is not None and run(_NEW, here).first() is None:
         return feed
-    row = lock_row(journal.connection, accounts, {"account": journal.account})
+    row = journal.lock_account()
     # Those that another process has numbered, while this one waited for the lock, are no longer new.
     count = run(_NUMBER, {**here, "of_last": row.feed_last}).rowcount
     epoch, last = row.feed_epoch or new_epoch(), row.feed_last + count
@@ -231,7 +230,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     if not oldest or min(oldest) >= until:
         return None  # as most times: by two looks at an index
     # From here on no consumer is made that would begin at changes which are deleted.
-    lock_row(journal.connection, accounts, {"account": journal.account})
+    journal.lock_account()
     feed = number_changes(journal)
     done: int | None = run(
         sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account)

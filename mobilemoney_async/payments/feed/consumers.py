@@ -15,7 +15,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.database.schema import accounts, changes, consumers, insert_missing, lock_row, retries
+from mobilemoney_async.database.schema import changes, consumers, insert_missing, retries
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.feed.changes import Feed, FeedEntry, read_changes, read_some
 from mobilemoney_async.payments.feed.payment_change import ChangeReader
@@ -105,7 +105,7 @@ class ConsumerTable:
             advice = "at its first use say where it begins, start='oldest' or start='now'"
             raise StoreError(f"there is no consumer {self.name!r}: {advice}", outcome="not_sent")
         # Changes are not pruned while this lock is held.
-        lock_row(self.journal.connection, accounts, {"account": self.journal.account})
+        self.journal.lock_account()
         number = 0 if start == "oldest" else feed.last
         values = {"account": self.journal.account, "name": self.name, "used_at": now, "number": number}
         self._run(insert_missing(consumers, self.journal.connection.dialect.name), values)

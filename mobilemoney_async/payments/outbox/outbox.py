@@ -26,7 +26,6 @@ from mobilemoney_async.database.schema import (
     changes,
     history,
     insert_missing,
-    lock_row,
     payments,
     require_known,
 )
@@ -371,7 +370,7 @@ def find_pause(journal: Journal) -> Pause:
 
 def save_pause(journal: Journal, pause: Pause) -> None:
     """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
-    lock_row(journal.connection, accounts, {"account": journal.account})
+    journal.lock_account()
     values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
     change = accounts.update().where(accounts.c.account == journal.account)
     if pause.resumed_at is not None:

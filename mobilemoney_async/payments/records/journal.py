@@ -33,6 +33,7 @@ from mobilemoney_async.database.schema import (
     changes,
     history,
     insert_missing,
+    lock_row,
     payments,
 )
 from mobilemoney_async.database.serialization import dump, load, shorten
@@ -169,6 +170,10 @@ class Journal:
     def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
         """Execute a statement in the transaction."""
         return self.connection.execute(statement, parameters)
+
+    def lock_account(self) -> sa.Row[Any]:
+        """Return the account's row, made if need be, and locked until the commit."""
+        return lock_row(self.connection, accounts, {"account": self.account})
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
