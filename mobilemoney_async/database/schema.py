@@ -52,6 +52,12 @@ def _columns(kind: Any, *names: str, **options: Any) -> Iterator[sa.Column[Any]]
     return (sa.Column(name, kind, **options) for name in names)
 
 
+def _account_table(name: str, *parts: Any, **options: Any) -> sa.Table:
+    """Return a table whose key begins with the account."""
+    account = sa.Column("account", sa.Text, primary_key=True)
+    return sa.Table(f"mobilemoney_{name}", METADATA, account, *parts, **options)
+
+
 def _partial_index(name: str, where: sa.TextClause, *columns: str, unique: bool = False) -> sa.Index:
     """Return an index of the rows that a condition chooses."""
     return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
@@ -85,10 +91,9 @@ IS_CONTRADICTED: sa.TextClause = sa.text("(state || '' IN ('ACKNOWLEDGED', 'FINA
 _KIND = ("account", "type", "phone_number", "amount")
 _QUEUED = sa.text("state = 'QUEUED'")
 
-payments: sa.Table = sa.Table(
-    "mobilemoney_payment_records",
-    METADATA,
-    *_columns(sa.Text, "account", "key", primary_key=True),
+payments: sa.Table = _account_table(
+    "payment_records",
+    sa.Column("key", sa.Text, primary_key=True),
     *_columns(sa.Text, "type", "phone_number", "amount", "extra_digest", "state", nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     *_columns(UTCDateTime, "created_at", "changed_at", nullable=False),
@@ -141,10 +146,9 @@ payments: sa.Table = sa.Table(
 )
 
 # The entries of a payment are numbered from 1, under the lock of the payment's row.
-history: sa.Table = sa.Table(
-    "mobilemoney_payment_history",
-    METADATA,
-    *_columns(sa.Text, "account", "key", primary_key=True),
+history: sa.Table = _account_table(
+    "payment_history",
+    sa.Column("key", sa.Text, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("at", UTCDateTime, nullable=False),
     *_columns(sa.Text, "what", "source", nullable=False),
@@ -154,10 +158,9 @@ history: sa.Table = sa.Table(
 
 # Changes of payments' states, for readers. `entry` is that of the payment's history, or 0 for an unclaimed transaction,
 # whose id is the name. A reader numbers them once they are committed: see `payments.feed.changes`.
-changes: sa.Table = sa.Table(
-    "mobilemoney_changes",
-    METADATA,
-    *_columns(sa.Text, "account", "name", primary_key=True),
+changes: sa.Table = _account_table(
+    "changes",
+    sa.Column("name", sa.Text, primary_key=True),
     sa.Column("entry", sa.Integer, primary_key=True, autoincrement=False),
     *_columns(sa.Text, "state", "status"),
     sa.Column("at", UTCDateTime, nullable=False),
@@ -168,20 +171,18 @@ changes: sa.Table = sa.Table(
 
 # Readers of an account's changes, and the number up to which each is done. `tried` is the first change that was handed
 # out last time.
-consumers: sa.Table = sa.Table(
-    "mobilemoney_consumers",
-    METADATA,
-    *_columns(sa.Text, "account", "name", primary_key=True),
+consumers: sa.Table = _account_table(
+    "consumers",
+    sa.Column("name", sa.Text, primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tried", sa.BigInteger),
     sa.Column("used_at", UTCDateTime, nullable=False),
 )
 
 # Changes that a consumer could not handle. One with `next_at` holds back its payment, `name`; one without is parked.
-retries: sa.Table = sa.Table(
-    "mobilemoney_retries",
-    METADATA,
-    *_columns(sa.Text, "account", "consumer", primary_key=True),
+retries: sa.Table = _account_table(
+    "retries",
+    sa.Column("consumer", sa.Text, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("tries", sa.Integer, nullable=False),
@@ -191,10 +192,9 @@ retries: sa.Table = sa.Table(
 
 # Batches of payouts that one person proposes and another approves, and their lines. `parent` is the batch that a retry
 # pays again, and `previous_key` the payment that a line of a retry replaces. `info` has the other columns, as JSON.
-batches: sa.Table = sa.Table(
-    "mobilemoney_batches",
-    METADATA,
-    *_columns(sa.Text, "account", "id", primary_key=True),
+batches: sa.Table = _account_table(
+    "batches",
+    sa.Column("id", sa.Text, primary_key=True),
     *_columns(sa.Text, "name", "digest", "state", "total", "proposed_by", nullable=False),
     sa.Column("lines", sa.Integer, nullable=False),
     sa.Column("proposed_at", UTCDateTime, nullable=False),
@@ -205,10 +205,9 @@ batches: sa.Table = sa.Table(
     sa.Index("mobilemoney_batches_parent", "account", "parent"),
 )
 
-batch_lines: sa.Table = sa.Table(
-    "mobilemoney_batch_lines",
-    METADATA,
-    *_columns(sa.Text, "account", "batch", primary_key=True),
+batch_lines: sa.Table = _account_table(
+    "batch_lines",
+    sa.Column("batch", sa.Text, primary_key=True),
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
     *_columns(sa.Text, "key", "phone_number", "amount", nullable=False),
     *_columns(sa.Text, "info", "previous_key"),
@@ -220,10 +219,9 @@ batch_lines: sa.Table = sa.Table(
 # be; at `told_at` it was reported. `fits_key` is the payment that it may be a second time; `is_lost` marks one of a
 # time that the store has forgotten, `went_backwards` that the store itself has shown so; `is_foreign` one that was made
 # while the store was in contact, and that none of its payments fits.
-unmatched: sa.Table = sa.Table(
-    "mobilemoney_unmatched",
-    METADATA,
-    *_columns(sa.Text, "account", "transaction_id", primary_key=True),
+unmatched: sa.Table = _account_table(
+    "unmatched",
+    sa.Column("transaction_id", sa.Text, primary_key=True),
     *_columns(sa.Text, "type", "amount", "shown_number", "status", nullable=False),
     sa.Column("created_at", UTCDateTime),
     *_columns(sa.Text, "number_digest", "fits_key"),
@@ -237,19 +235,15 @@ unmatched: sa.Table = sa.Table(
 )
 
 # Lives of a store: the times in which its processes have written without a pause of five minutes.
-lives: sa.Table = sa.Table(
-    "mobilemoney_lives",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
+lives: sa.Table = _account_table(
+    "lives",
     sa.Column("began_at", UTCDateTime, primary_key=True),
     sa.Column("until", UTCDateTime, nullable=False),
 )
 
 # Times of the service's clock that a store has forgotten: what it made then, and no payment owns, may be the store's.
-lost_times: sa.Table = sa.Table(
-    "mobilemoney_lost_times",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
+lost_times: sa.Table = _account_table(
+    "lost_times",
     *_columns(UTCDateTime, "start", "end", primary_key=True),
     sa.Column("went_backwards", sa.Boolean, nullable=False),
 )
@@ -259,10 +253,8 @@ lost_times: sa.Table = sa.Table(
 # has shown that it lost payments. Until `others_until` other systems count as paying too. `timeline` is PostgreSQL's;
 # `number_key` is the secret of the digests in `unmatched`. The columns `feed…` are of its changes: their epoch, the
 # last number given, the highest one that was pruned, and how often some were.
-accounts: sa.Table = sa.Table(
-    "mobilemoney_accounts",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
+accounts: sa.Table = _account_table(
+    "accounts",
     *_columns(sa.Text, "merchant_id", "host", "credentials"),
     *_columns(UTCDateTime, "first_record_at", "due_since", "known_until", "again_at", "lost_at", "others_until"),
     sa.Column("went_backwards", sa.Boolean),
@@ -283,20 +275,18 @@ accounts: sa.Table = sa.Table(
 )
 
 # Numbers, by their digests, and whole accounts that were erased: a restored backup has them again.
-erasures: sa.Table = sa.Table(
-    "mobilemoney_erasures",
-    METADATA,
-    *_columns(sa.Text, "account", "digest", primary_key=True),
+erasures: sa.Table = _account_table(
+    "erasures",
+    sa.Column("digest", sa.Text, primary_key=True),
     sa.Column("at", UTCDateTime, nullable=False),
 )
 
 # Leases: tasks that one process of an account does at a time. `until` is a time of the store's clock, and `written`
 # that of the last renewal; `host` is of a holder that a worker's claim of the account protects. In the poller's row two
 # numbers count its messages, under the row's lock: so a reader knows how far it has read.
-leases: sa.Table = sa.Table(
-    "mobilemoney_leases",
-    METADATA,
-    *_columns(sa.Text, "account", "name", primary_key=True),
+leases: sa.Table = _account_table(
+    "leases",
+    sa.Column("name", sa.Text, primary_key=True),
     *_columns(sa.Text, "holder", "host"),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
     *_columns(sa.Double, "until", "written", nullable=False, default=0.0),
@@ -313,10 +303,8 @@ hosts: sa.Table = sa.Table(
 )
 
 # Accounts in which a worker has something to do: which work, and the host that serves the account until a time.
-account_claims: sa.Table = sa.Table(
-    "mobilemoney_account_claims",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
+account_claims: sa.Table = _account_table(
+    "account_claims",
     sa.Column("host", sa.Text),
     sa.Column("until", sa.Double, nullable=False, default=0.0),
     sa.Column("work", sa.Integer, nullable=False),
@@ -325,10 +313,9 @@ account_claims: sa.Table = sa.Table(
 # Payments that each poller, the follower, tracks, and the messages to it: `message_number` is that of the latest one,
 # which has the payment's state or the error that ends its tracking. Those that have ended are kept until they have
 # arrived; final states of ids without a record until their time `until`, since no other table has them.
-subscriptions: sa.Table = sa.Table(
-    "mobilemoney_subscriptions",
-    METADATA,
-    *_columns(sa.Text, "account", "transaction_id", "follower", primary_key=True),
+subscriptions: sa.Table = _account_table(
+    "subscriptions",
+    *_columns(sa.Text, "transaction_id", "follower", primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     *_columns(sa.Boolean, "is_new", "has_deadline", "is_hinted", nullable=False),
     *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
@@ -340,19 +327,16 @@ subscriptions: sa.Table = sa.Table(
     sa.Index("mobilemoney_subscriptions_follower", "account", "follower", "message_number"),
 )
 
-budgets: sa.Table = sa.Table(
-    "mobilemoney_budgets",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
+budgets: sa.Table = _account_table(
+    "budgets",
     sa.Column("state", sa.Text, nullable=False),
 )
 
 # The logins of all processes. `credentials` names an e-mail address and a password without showing them. Numbers are
 # times of the store's clock, `pause_length` is seconds.
-logins: sa.Table = sa.Table(
-    "mobilemoney_logins",
-    METADATA,
-    *_columns(sa.Text, "account", "credentials", primary_key=True),
+logins: sa.Table = _account_table(
+    "logins",
+    sa.Column("credentials", sa.Text, primary_key=True),
     sa.Column("token", sa.Text),
     sa.Column("expires_at", UTCDateTime),
     *_columns(sa.Double, "renew_from", "good_until"),
