@@ -114,52 +114,37 @@ LISTINGS = 2
 _SHORTEST_LOOK = 30.0
 
 _S, _E = PaymentState, PaymentEvent
+# What the end of a request makes of its payment.
+_RESULTS: Mapping[PaymentEvent, PaymentState] = {
+    _E.ACKNOWLEDGE: _S.ACKNOWLEDGED,
+    _E.REFUSE: _S.REFUSED,
+    _E.FAIL_UNSENT: _S.NOT_SENT,
+    _E.PUT_BACK: _S.QUEUED,
+    _E.LOSE: _S.UNKNOWN,
+}
 TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     **{(state, _E.SEND): _S.SENDING for state in REUSABLE},
+    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `clearance`
     (_S.NOT_SENT, _E.ENQUEUE): _S.QUEUED,
     (_S.REFUSED, _E.ENQUEUE): _S.QUEUED,
     (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
     (_S.REFUSED, _E.CANCEL): _S.CANCELLED,  # its payout is made under another key
     (_S.QUEUED, _E.WITHDRAW): _S.NOT_SENT,
-    (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.SENDING, _E.REFUSE): _S.REFUSED,
-    (_S.SENDING, _E.FAIL_UNSENT): _S.NOT_SENT,
-    (_S.SENDING, _E.PUT_BACK): _S.QUEUED,
-    (_S.SENDING, _E.LOSE): _S.UNKNOWN,
+    # Counted as dead, or absent from a list that lags, a request may still end: what missed it proves nothing then.
+    **{(state, event): target for state in UNIDENTIFIED for event, target in _RESULTS.items()},
     # Recorded again, since the answer of the database was lost.
     (_S.REFUSED, _E.REFUSE): _S.REFUSED,
     (_S.NOT_SENT, _E.FAIL_UNSENT): _S.NOT_SENT,
     (_S.QUEUED, _E.PUT_BACK): _S.QUEUED,
     (_S.CANCELLED, _E.PUT_BACK): _S.CANCELLED,
-    # Counted as dead, the process that sent it may still get the result.
-    (_S.UNKNOWN, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.UNKNOWN, _E.REFUSE): _S.REFUSED,
-    (_S.UNKNOWN, _E.FAIL_UNSENT): _S.NOT_SENT,
-    (_S.UNKNOWN, _E.PUT_BACK): _S.QUEUED,
-    (_S.UNKNOWN, _E.LOSE): _S.UNKNOWN,
-    (_S.UNKNOWN, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.MISS): _S.ABSENT,
-    (_S.UNKNOWN, _E.CONFIRM_ABSENT): _S.RELEASED,
-    # Its request lived for longer than expected: the listings that missed it prove nothing.
-    (_S.ABSENT, _E.LOSE): _S.UNKNOWN,
-    # A list may lag for longer than the grace period.
-    (_S.ABSENT, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.ABSENT, _E.REFUSE): _S.REFUSED,
-    (_S.ABSENT, _E.FAIL_UNSENT): _S.NOT_SENT,
-    (_S.ABSENT, _E.PUT_BACK): _S.QUEUED,
-    (_S.ABSENT, _E.ADOPT): _S.ACKNOWLEDGED,
-    (_S.ABSENT, _E.CONFIRM_ABSENT): _S.RELEASED,
-    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `clearance`
+    **{(state, _E.CONFIRM_ABSENT): _S.RELEASED for state in (_S.UNKNOWN, _S.ABSENT)},
     # Before the key is used again, an answer counts more than a confirmation.
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    # The list shows a transaction that it may be.
-    (_S.RELEASED, _E.DOUBT): _S.UNKNOWN,
-    (_S.RELEASED, _E.ADOPT): _S.ACKNOWLEDGED,  # an operator knows better
-    (_S.NOT_SENT, _E.ADOPT): _S.ACKNOWLEDGED,
-    (_S.REFUSED, _E.DOUBT): _S.UNKNOWN,  # only of refusals without a code of the contract, as the next one
-    (_S.REFUSED, _E.ADOPT): _S.ACKNOWLEDGED,
-    (_S.QUEUED, _E.DOUBT): _S.UNKNOWN,  # of payments that were refused before they were queued again
-    (_S.QUEUED, _E.ADOPT): _S.ACKNOWLEDGED,
+    # The list shows a transaction that it may be: of a refusal, only if that had no code of the contract.
+    **{(state, _E.DOUBT): _S.UNKNOWN for state in (_S.RELEASED, _S.REFUSED, _S.QUEUED)},
+    # The list shows its transaction; of payments that do not exist as far as is known, an operator says so.
+    **{(state, _E.ADOPT): _S.ACKNOWLEDGED for state in (_S.UNKNOWN, _S.ABSENT, *REUSABLE)},
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
 }
 """Every move. A pair that is not here contradicts what is known."""
