@@ -145,14 +145,14 @@ class JournalEntry:
     key: str
     attempt: int | None
     event: PaymentEvent
-    source: Source = attrs.field(kw_only=True)
-    at: datetime = attrs.field(kw_only=True)
-    detail: str | None = attrs.field(default=None, kw_only=True)
-    acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
-    is_certain: bool | None = attrs.field(default=None, kw_only=True)
-    code: str | None = attrs.field(default=None, kw_only=True)
-    candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    reason: Reason | None = attrs.field(default=None, kw_only=True)
+    source: Source
+    at: datetime
+    detail: str | None = None
+    acknowledgement: Acknowledgement | None = None
+    is_certain: bool | None = None
+    code: str | None = None
+    candidates: tuple[str, ...] = ()
+    reason: Reason | None = None
 
 
 @attrs.define(eq=False)
