@@ -132,9 +132,8 @@ def write_subscriptions(
         own = (columns.account == journal.account, columns.follower == follower)
         for ids in chunks(each.transaction_id for each in new):
             journal.execute(subscriptions.delete().where(*own, columns.transaction_id.in_(ids)))
-        moved = [attrs.evolve(each, tracked_at=each.tracked_at + ahead, until=each.until + ahead) for each in new]
         shared = {"account": journal.account, "number": row.subscription_number}
-        journal.execute(subscriptions.insert(), [attrs.asdict(each) | shared for each in moved])
+        journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, ahead)) | shared for each in new])
     return list(known.values())
 
 
@@ -148,18 +147,13 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
         .where(subscriptions.c.account == journal.account, subscriptions.c.number > after, ~subscriptions.c.has_ended)
         .order_by(subscriptions.c.tracked_at, subscriptions.c.transaction_id)
     )
-    return [
-        Subscription(
-            transaction_id=row.transaction_id,
-            follower=row.follower,
-            is_new=row.is_new,
-            tracked_at=row.tracked_at - ahead,
-            until=row.until - ahead,
-            has_deadline=row.has_deadline,
-            is_hinted=row.is_hinted,
-        )
-        for row in rows
-    ]
+    names = attrs.fields_dict(Subscription)
+    return [_moved(Subscription(**{name: getattr(row, name) for name in names}), -ahead) for row in rows]
+
+
+def _moved(subscription: Subscription, by: timedelta) -> Subscription:
+    """Return it by another clock, which is ahead by so much."""
+    return attrs.evolve(subscription, tracked_at=subscription.tracked_at + by, until=subscription.until + by)
 
 
 def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
