@@ -181,9 +181,7 @@ def restored(*, note: Note, service: Service) -> None:
         from mobilemoney_async.payments.records.account_state import note_restored
 
         await require_tables(store)
-        return await store.decide(
-            lambda journal, at: note_restored(journal.connection, text, at), store.database.wall_clock.utcnow
-        )
+        return await store.decide(lambda journal, at: note_restored(journal.connection, text, at))
 
     count = run_with_account("accounts", work, find_store(service))
     some = "1 account is compared with the service before its next payment."

@@ -224,10 +224,7 @@ class SQLStore:
 
         number = normalise_phone_number(hide(phone_number))
         del phone_number
-        parts = self._parts
-        return await parts.decide(
-            lambda journal, at: erase_number(journal, number, at), parts.database.wall_clock.utcnow
-        )
+        return await self._parts.decide(lambda journal, at: erase_number(journal, number, at))
 
     async def erase_account(self, account: str) -> Erasure:
         """Erase all phone numbers, notes and logins of an account of this database, and remove it.
@@ -245,8 +242,7 @@ class SQLStore:
         """
         from mobilemoney_async.payments.erasure import erase_account
 
-        parts = self.for_account(account)._parts
-        return await parts.decide(erase_account, parts.database.wall_clock.utcnow)
+        return await self.for_account(account)._parts.decide(erase_account)
 
     async def erasures(self) -> list[Erasure]:
         """Return the erasures of all accounts of this database, oldest first: keep them outside of its backups.
@@ -277,8 +273,7 @@ class SQLStore:
             by_account.setdefault(each.account, []).append(each.digest)
         done: list[Erasure] = []
         for account, digests in by_account.items():
-            parts = self.for_account(account)._parts
-            done += await parts.decide(partial(repeat, digests=digests), parts.database.wall_clock.utcnow)
+            done += await self.for_account(account)._parts.decide(partial(repeat, digests=digests))
         return done
 
     def close(self) -> None:

@@ -177,9 +177,12 @@ class AccountStore:
         """Return once there may be changes after a number, or at a time of the event loop."""
         await watches.of(self.database).wait(self.database, self.account, number, until=until)
 
-    async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime]) -> T:
-        """Write a decision that cannot be taken back, at the time of `Database.time_of_transaction`."""
-        time_of = self.database.time_of_transaction(utcnow)
+    async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime] | None = None) -> T:
+        """Write a decision that cannot be taken back, at the time of `Database.time_of_transaction`.
+
+        `utcnow` is the wall clock; None for that of the store.
+        """
+        time_of = self.database.time_of_transaction(utcnow or self.database.wall_clock.utcnow)
         return await self.write(lambda journal: work(journal, time_of(journal.connection)))
 
     async def change_state(
