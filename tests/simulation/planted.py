@@ -128,8 +128,8 @@ DEFECTS = (
     Defect(  # a snapshot that was restored
         "a store behind its service is not noticed",
         "payments/ownership/comparison.py",
-        "    if facts.first_record_at is None:\n",
-        "    if facts.first_record_at is not None:\n",
+        "    begins_life = facts.first_record_at is not None and",
+        "    begins_life = facts.first_record_at is None and",
     ),
     Defect(  # before "payments: no reader of the feed loses a change to pruning, a restored store, or a lost lease"
         "a consumer's place is ahead of what is done",

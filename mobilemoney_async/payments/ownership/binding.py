@@ -34,7 +34,7 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
 )
 from mobilemoney_async.events import AccountMismatch, emit
-from mobilemoney_async.payments.ownership.comparison import AccountFacts, why_compare
+from mobilemoney_async.payments.ownership.comparison import AccountFacts, must_compare
 from mobilemoney_async.payments.ownership.lives import go_on, is_worth_a_write
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -226,7 +226,7 @@ class Binding:
     async def keep_contact(self, facts: AccountFacts | None = None) -> None:
         """Write at most once a minute that the store's life goes on; not while it is to be compared."""
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
-        if why_compare(facts, now) is None and is_worth_a_write(facts, now):
+        if not must_compare(facts, now) and is_worth_a_write(facts, now):
             await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), share_key="")
 
     async def save(self, **values: Any) -> None:

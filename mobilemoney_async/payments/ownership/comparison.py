@@ -13,7 +13,6 @@ What the service made inside a life, and no payment owns, is another system's: t
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -29,16 +28,6 @@ CONTACT: timedelta = timedelta(minutes=5)
 
 CLOCKS: timedelta = timedelta(minutes=10)
 """What the clocks of the service and of our processes may have been set by."""
-
-
-class ComparisonReason(enum.Enum):
-    """Reason to compare a store with its service before it sends a payment."""
-
-    BACKWARDS = "the store has lost payments that this process knows of"
-    MOVED = "the database was recovered, or another server has taken over"
-    DUE = "an earlier comparison did not end"
-    AGAIN = "the list may not have shown everything"
-    NEW_LIFE = "the store was not in contact for five minutes"
 
 
 # SQLite keeps anything in a column, if someone edits it.
@@ -120,22 +109,21 @@ class AccountFacts:
         return self.others_until is not None and now < self.others_until
 
 
-def why_compare(facts: AccountFacts, now: datetime) -> ComparisonReason | None:
-    """Return why a store is to be compared with its service before it sends a payment, or None.
+def must_compare(facts: AccountFacts, now: datetime) -> bool:
+    """Return whether a store is to be compared with its service before it sends a payment.
 
     An empty store has nothing to compare, unless someone has said that it was restored.
     """
-    if facts.lost_until is not None:
-        return ComparisonReason.BACKWARDS
-    if facts.due_since is not None and not facts.has_moved:
-        return ComparisonReason.DUE
-    if facts.first_record_at is None:
-        return None
-    if facts.has_moved:
-        return ComparisonReason.MOVED
-    if facts.again_at is not None and now >= facts.again_at:
-        return ComparisonReason.AGAIN
-    return None if facts.is_in_contact(now) else ComparisonReason.NEW_LIFE
+    begins_life = facts.first_record_at is not None and not facts.is_in_contact(now)
+    return begins_life or is_comparison_due(facts, now)
+
+
+def is_comparison_due(facts: AccountFacts, now: datetime) -> bool:
+    """Return whether a store is to be compared with its service for another reason than that a life begins."""
+    if facts.lost_until is not None or facts.due_since is not None:
+        return True
+    is_again = facts.again_at is not None and now >= facts.again_at
+    return facts.first_record_at is not None and (facts.has_moved or is_again)
 
 
 @attrs.frozen

@@ -38,12 +38,12 @@ from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
     Comparison,
-    ComparisonReason,
     OpenPayment,
     Span,
+    is_comparison_due,
     lost_time,
+    must_compare,
     rows_since,
-    why_compare,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk
@@ -148,8 +148,7 @@ class Recovery:
         if facts.lost_at is not None:
             await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
         now = self._pipeline.utcnow()
-        why = why_compare(facts, now)
-        if why is None:
+        if not must_compare(facts, now):
             self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
@@ -157,7 +156,7 @@ class Recovery:
             return False
         patience = min(_PATIENCE, (self._pipeline.options.deadline or math.inf) / 2) if is_collection else None
         try:
-            return await self._compare_alone(facts, why, patience)
+            return await self._compare_alone(facts, patience)
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
@@ -171,7 +170,7 @@ class Recovery:
             return
         self._put_off(f"{_UNREADABLE}: no answer came in time")
         facts = await self.binding.read()
-        if why_compare(facts, self._pipeline.utcnow()) is not None:
+        if must_compare(facts, self._pipeline.utcnow()):
             await self._note_due(facts)
 
     async def restored(self, note: str) -> None:
@@ -191,7 +190,7 @@ class Recovery:
         One for a new life costs a request, and is left to the next payment, or to `compare`.
         """
         facts = await self.binding.read()
-        if why_compare(facts, self._pipeline.utcnow()) in {None, ComparisonReason.NEW_LIFE}:
+        if not is_comparison_due(facts, self._pipeline.utcnow()):
             await self.binding.keep_contact(facts)
             return
         await self.compare(facts)
@@ -205,15 +204,14 @@ class Recovery:
             MobileMoneyError: The list could not be read.
         """
         facts = await self.binding.read() if facts is None else facts
-        why = why_compare(facts, self._pipeline.utcnow())
         if self._store.sole_writer is False:
             await self._compare_nothing(facts)
             return
-        if why is None:
+        if not must_compare(facts, self._pipeline.utcnow()):
             return
         self.memory.unreadable_until = -math.inf
         try:
-            await self._compare_alone(facts, why, None)
+            await self._compare_alone(facts, None)
         except _UnreadableError as exc:
             if isinstance(exc.__cause__, MobileMoneyError):
                 raise exc.__cause__ from None
@@ -228,12 +226,11 @@ class Recovery:
         """Ask for the list no more for a while, since it could not be read, or shows too little."""
         self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
 
-    async def _compare_alone(self, facts: AccountFacts, why: ComparisonReason, patience: float | None) -> bool:
+    async def _compare_alone(self, facts: AccountFacts, patience: float | None) -> bool:
         """Compare the store as the only process of the account, or wait for the one that does.
 
         Args:
             facts: About the account.
-            why: The reason.
             patience: Seconds; None for as long as it takes.
 
         Returns:
@@ -250,17 +247,15 @@ class Recovery:
                     await anyio.sleep(pause)
                     pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
                     facts = await self.binding.read()
-                    found = why_compare(facts, self._pipeline.utcnow())
-                    if found is None:
+                    if not must_compare(facts, self._pipeline.utcnow()):
                         return True
-                    why = found
         except TimeoutError:
             raise _UnreadableError(_UNREADABLE) from None
         async with lease.held(poll=pause):
-            await self._compare(facts, why, patience)
+            await self._compare(facts, patience)
         return True
 
-    async def _compare(self, facts: AccountFacts, why: ComparisonReason, patience: float | None) -> None:
+    async def _compare(self, facts: AccountFacts, patience: float | None) -> None:
         """Compare the store with its service, and record the result.
 
         Raises:
