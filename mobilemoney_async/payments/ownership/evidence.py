@@ -46,6 +46,7 @@ from mobilemoney_async.payments.ownership.matching import (
     learn,
     match,
     may_be_within,
+    own_samples,
     query_for,
 )
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
@@ -212,14 +213,7 @@ class Evidence:
 
     @_witnesses.default
     def _compare_clocks(self) -> Sequence[ClockSample]:
-        # An adopted payment was found by this very clock; it is no evidence for it.
-        pairs = ((self.owned.get(row.id), row.created_at) for row in self.walk.rows)
-        samples = [
-            ClockSample(shown=shown, began_at=record.sent_at, ended_at=record.ended_at)
-            for record, shown in pairs
-            if record is not None and shown and not record.is_adopted and record.sent_at and record.ended_at
-        ]
-        return sorted(samples, key=lambda sample: sample.began_at)
+        return own_samples((self.owned.get(row.id), row) for row in self.walk.rows)
 
     def _is_settled_id(self, id: str | None) -> bool:
         """Return whether a transaction cannot be any payment that is searched for."""

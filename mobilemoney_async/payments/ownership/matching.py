@@ -87,6 +87,20 @@ def read_sample(date: str | None, *, began_at: datetime, ended_at: datetime) -> 
     return None if shown is None else ClockSample(shown=shown, began_at=began_at, ended_at=ended_at)
 
 
+def own_samples(pairs: Iterable[tuple[PaymentRecord | None, Transaction | None]]) -> list[ClockSample]:
+    """Return the service's clock by transactions and the payments that own them, in the order of their sends.
+
+    An adopted payment was found by this very clock: it is no evidence for it.
+    """
+    samples = [
+        ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
+        for record, row in pairs
+        if record is not None and not record.is_adopted and record.sent_at and record.ended_at
+        if row is not None and row.created_at is not None
+    ]
+    return sorted(samples, key=lambda sample: sample.began_at)
+
+
 def estimate_skew(samples: Sequence[ClockSample]) -> Skew | None:
     """Return bounds on the difference of the clocks, or None without a sample.
 

@@ -72,7 +72,6 @@ class Reconciler:
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
         self._lease = TaskLease(store.database, store.account, "reconcile", new_holder(pipeline.host), _LEASE)
-        self._memory = store.reconciling
         self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
 
     async def look_for(self, record: PaymentRecord) -> None:
@@ -157,8 +156,8 @@ class Reconciler:
         left = {each.record.key: each for each in payments}
         for cluster in _clusters(each.record for each in payments if not self._is_listed_whole(each, key)):
             windows = [query_for(record).window(None) for record in cluster]
-            start = shift(min(start for start, _ in windows), self._memory.ahead)
-            end = shift(max(end for _, end in windows), self._memory.ahead)
+            start = shift(min(start for start, _ in windows), self._store.clock_offset)
+            end = shift(max(end for _, end in windows), self._store.clock_offset)
             walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
             evidence, judged = await self._judge(walk, cluster, key)
             for record in judged:
@@ -224,7 +223,7 @@ class Reconciler:
         if skew is not None and skew.is_own:
             ahead = (skew.low + skew.high) / 2
             # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
-            self._memory.ahead = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
+            self._store.clock_offset = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:

@@ -27,13 +27,13 @@ from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.ownership.evidence import STEADY, Verdict, Walk
 from mobilemoney_async.payments.ownership.matching import (
-    ClockSample,
     Match,
     PaymentQuery,
     Skew,
     estimate_skew,
     is_within,
     may_be_within,
+    own_samples,
     query_for,
 )
 from mobilemoney_async.payments.records.due import neighbours
@@ -278,11 +278,8 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
         return False
     if transaction.created_at is None:
         return True
-    samples = [
-        ClockSample(shown=each.transaction.created_at, began_at=each.sent_at, ended_at=each.ended_at)
-        for each in neighbours(journal, record, settled_at=at)
-        if each.transaction and each.transaction.created_at and each.sent_at and each.ended_at and not each.is_adopted
-    ]
+    around = neighbours(journal, record, settled_at=at)
+    samples = own_samples((each, each.transaction) for each in around)
     start, end = query_for(record).window(estimate_skew(samples))
     return is_within(transaction, shift(start, -STEADY), shift(end, STEADY))
 

@@ -49,7 +49,7 @@ from mobilemoney_async.payments.ownership.duplicates import require_placed, requ
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
-from mobilemoney_async.payments.ownership.matching import ClockSample, Skew, estimate_skew, query_for
+from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import doubtful, read_row_facts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_lost_lines
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -122,13 +122,9 @@ class Recovery:
         self.binding: Binding = Binding(store, pipeline, self.memory)
         self._store = store
         self._pipeline = pipeline
+        self._lister = Lister(pipeline)
         self._grace = timedelta(seconds=store.grace)
         self._settled = timedelta(seconds=store.grace + pipeline.options.timeout + _MARGIN)
-
-    @property
-    def _lister(self) -> Lister:
-        """Reader of the list."""
-        return Lister(self._pipeline)
 
     async def admit(self, request: PaymentRequest, facts: AccountFacts) -> bool:
         """Compare the store with its service if that is due before a payment is sent.
@@ -317,7 +313,7 @@ class Recovery:
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
         settles_at: datetime | None = due.facts.again_at or due.since + self._grace
         is_late = settles_at is not None and walk.began_at >= settles_at
-        is_unsure = due.went_backwards or lost is not None or (not has_own and await self._is_expected(due))
+        is_unsure = due.went_backwards or lost is not None or not has_own
         if is_late or not is_unsure:
             settles_at = None
         count = await self._store.write(
@@ -332,7 +328,7 @@ class Recovery:
 
     async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
         """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
-        start = shift(due.newest, self._store.reconciling.ahead - CLOCKS)
+        start = shift(due.newest, self._store.clock_offset - CLOCKS)
         walk = await self._list_since(start, due)
         skew = await self._skew(walk)
         needed = _since(due, skew)
@@ -351,14 +347,8 @@ class Recovery:
     async def _skew(self, walk: Walk) -> Skew | None:
         """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers."""
         owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
-        pairs = ((owned.get(row.id), row.created_at) for row in walk.rows)
-        samples = [
-            ClockSample(shown=shown, began_at=record.sent_at, ended_at=record.ended_at)
-            for record, shown in pairs
-            if record is not None and shown and not record.is_adopted and record.sent_at and record.ended_at
-        ]
-        latest = sorted(samples, key=lambda sample: sample.began_at)[-_WITNESSES:]
-        return estimate_skew(latest) or estimate_skew(walk.dates)
+        samples = own_samples((owned.get(row.id), row) for row in walk.rows)
+        return estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
 
     async def _find_merchant(self, due: _Due, walk: Walk) -> str | None:
         """Return the account's merchant, if it is known: the list may show every merchant's transactions."""
@@ -409,17 +399,6 @@ class Recovery:
             grace=self._store.grace,
         )
         return comparison, bool(owned)
-
-    async def _is_expected(self, due: _Due) -> bool:
-        """Return whether the list must show a payment of ours."""
-        table, days = payments.c, (due.newest - _DAY, due.since - self._grace)
-        ours = (
-            table.account == self._store.account,
-            table.transaction_id.is_not(None),
-            table.sent_at.between(*days),
-        )
-        shown = sa.select(table.key).where(*ours).limit(1)
-        return await self._store.read(lambda journal: journal.connection.execute(shown).first() is not None)
 
     def _record(
         self,

@@ -60,17 +60,6 @@ class KeyedLock:
 
 
 @attrs.define(eq=False)
-class ReconcilerMemory:
-    """Memory of the reconcilers of one account: each client has its own, and so has each of `with_options`.
-
-    Attributes:
-        ahead: How far the service's clock is ahead, as the last listing with payments of ours showed.
-    """
-
-    ahead: timedelta = timedelta(0)
-
-
-@attrs.define(eq=False)
 class AccountStore:
     """Database, locks and write-behind buffer of one account, made once for each `SQLStore`.
 
@@ -87,7 +76,7 @@ class AccountStore:
         due_since: Since when this process knows that the store is to be compared with its service, or None.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         compared: Final states of known transactions that were compared with the store, by id.
-        reconciling: Shared by the reconcilers of the account.
+        clock_offset: How far the service's clock is ahead, as the last listing with payments of ours showed.
         pruned_at: When old changes were last deleted from the feed.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
         consuming: Consumers as which this process reads, by the holders of their leases.
@@ -106,7 +95,7 @@ class AccountStore:
     due_since: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     compared: dict[str, str] = attrs.field(factory=dict, init=False)
-    reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
+    clock_offset: timedelta = attrs.field(default=timedelta(0), init=False)
     pruned_at: datetime | None = attrs.field(default=None, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     consuming: dict[str, str] = attrs.field(factory=dict, init=False)
