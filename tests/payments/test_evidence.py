@@ -15,7 +15,7 @@ from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk, may_be, names
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, estimate_skew, query_for, time_of
+from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, query_for, time_of
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRequest
 from tests.payments.listed import (
@@ -371,7 +371,7 @@ def test_the_control_learns_the_form_of_numbers_that_it_needs() -> None:
     assert controlled(rows).passed
     true = row(NOON, id="tx-1", **changes)
     verdict = evidence([*rows, true], _BEFORE, _AFTER).judge("order-1", Control())
-    assert verdict == Verdict(adopt=true, by=Match.LEARNED)
+    assert verdict == Verdict(adopt=true)
 
 
 # Verdicts
@@ -518,7 +518,7 @@ def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
     assert seen.judge("order-2", Control()).candidates == ("tx-1",)
     dearer = attrs.evolve(other, amount="1001")
     alone = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": dearer})
-    assert alone.judge("order-1", Control()).by is Match.LEARNED
+    assert alone.judge("order-1", Control()).adopt is not None
 
 
 @pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
@@ -780,7 +780,6 @@ def test_no_payment_takes_the_transaction_of_another(data: st.DataObject, world:
     """However the list misbehaves, a payment adopts its own transaction or none."""
     verdict = world.verdict(data.draw(misbehaving(world)))
     assert verdict.adopt is None or (world.true is not None and verdict.adopt.id == world.true.id)
-    assert verdict.by in {None, Match.CERTAIN, Match.LEARNED}
     assert not (verdict.adopt and verdict.candidates)
     assert verdict.adopt is not None or verdict.absent_ok or verdict.reason
 

@@ -365,9 +365,9 @@ _LEARNED = Spellings(
         ({"merchant_id": "merchant-2"}, Match.CERTAIN, Match.NONE),
         ({"currency": "tzs "}, Match.CERTAIN, Match.CERTAIN),
         ({"currency": "USD"}, Match.POSSIBLE, Match.POSSIBLE),
-        ({"phone_number": "0780000789"}, Match.POSSIBLE, Match.LEARNED),
+        ({"phone_number": "0780000789"}, Match.POSSIBLE, Match.CERTAIN),
         ({"phone_number": "780000789"}, Match.POSSIBLE, Match.POSSIBLE),
-        ({"phone_number": "25578***0789"}, Match.POSSIBLE, Match.LEARNED),
+        ({"phone_number": "25578***0789"}, Match.POSSIBLE, Match.CERTAIN),
         ({"phone_number": ""}, Match.POSSIBLE, Match.POSSIBLE),
         # Another word than the contract's for a type proves nothing, and contradicts nothing.
         ({"type": TransactionType("c2b"), "phone_number": "0780000789"}, Match.POSSIBLE, Match.POSSIBLE),

@@ -61,7 +61,6 @@ _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
-_PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
 _NOT_WHOLE = Reason(PaymentCause.NOT_WHOLE)
 
 STEADY: timedelta = timedelta(minutes=10)
@@ -141,7 +140,6 @@ class Verdict:
 
     Attributes:
         adopt: The transaction that it is, or None.
-        by: How well that one fits.
         candidates: Ids of the transactions that it may be, if none is certain.
         is_clear: Whether the listing is complete and readable, covers the payment, and shows no such transaction.
         has_none_near: Whether it is complete and readable, and shows no such transaction near the send.
@@ -150,7 +148,6 @@ class Verdict:
     """
 
     adopt: Transaction | None = None
-    by: Match | None = None
     candidates: tuple[str, ...] = ()
     is_clear: bool = False
     has_none_near: bool = False
@@ -320,7 +317,7 @@ class Evidence:
         start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
         is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))
-        if is_near and match(own, row, self.spellings) in _PROVEN:
+        if is_near and match(own, row, self.spellings) is Match.CERTAIN:
             return None
         return Reason(PaymentCause.ALTERED, record.key)
 
@@ -341,11 +338,11 @@ class Evidence:
                 return Verdict(reason=flaw if self.walk.is_complete else control.reason or flaw)
             return Verdict(is_clear=True, has_none_near=True, absent_ok=control.passed, reason=control.reason)
         ids = sorted(near)
-        by, row = near[ids[0]]
-        if len(near) == 1 and self._is_believed(query, by, row, skew):
+        fit, row = near[ids[0]]
+        if len(near) == 1 and fit is Match.CERTAIN and self._is_believed(query, row, skew):
             rival = self._rival(key, row, skew)
             if rival is None:
-                return Verdict(adopt=row, by=by)
+                return Verdict(adopt=row)
             return Verdict(candidates=(row.id,), reason=Reason(PaymentCause.RIVAL, rival))
         window = query.window(skew)
         # Only our own payments show the clock of that time: without them no row is far away.
@@ -363,10 +360,10 @@ class Evidence:
             return verdict
         return attrs.evolve(verdict, candidates=shown, is_clear=False, has_none_near=False, absent_ok=False)
 
-    def _is_believed(self, query: PaymentQuery, by: Match, row: Transaction, skew: Skew | None) -> bool:
-        """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
+    def _is_believed(self, query: PaymentQuery, row: Transaction, skew: Skew | None) -> bool:
+        """Return whether a row that is alone may be adopted: it is in the window, and the window is known."""
         start, end = query.window(skew)
-        if by not in _PROVEN or not is_within(row, start, end) or not self.walk.knows(start, end):
+        if not is_within(row, start, end) or not self.walk.knows(start, end):
             return False
         if skew is not None and skew.high - skew.low > STEADY:
             return False
@@ -411,4 +408,4 @@ def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> b
     """
     start, end = query.window(skew)
     fit = match(query, transaction, Spellings(forms=frozenset(NumberForm)))
-    return fit in _PROVEN and is_within(transaction, start, end)
+    return fit is Match.CERTAIN and is_within(transaction, start, end)

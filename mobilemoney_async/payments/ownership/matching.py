@@ -171,9 +171,7 @@ class Match(enum.Enum):
     """How well a row fits a payment, apart from its time."""
 
     CERTAIN = "certain"
-    """Type, number and amount agree, in the contract's spelling."""
-    LEARNED = "learned"
-    """They agree, the number in a form that rows of own payments prove."""
+    """Type, number and amount agree, the number in the contract's form or in one that rows of own payments prove."""
     POSSIBLE = "possible"
     """Nothing contradicts: it may be the payment, but is never adopted by machine."""
     NONE = "none"
@@ -229,7 +227,7 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
         _fit_type(query.type, str(row.type)),
         _fit_number(query.phone_number, row.phone_number, spellings.forms),
     )
-    return next(each for each in (Match.NONE, Match.POSSIBLE, Match.LEARNED, Match.CERTAIN) if each in fits)
+    return next(each for each in (Match.NONE, Match.POSSIBLE, Match.CERTAIN) if each in fits)
 
 
 def contradictions(query: PaymentQuery, row: Transaction) -> str:
@@ -253,10 +251,8 @@ def _fit_type(type: TransactionType, text: str) -> Match:
 
 def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:
     form = same_number(shown, own)
-    if form is NumberForm.EXACT:
+    if form is NumberForm.EXACT or (form is not None and form in forms):
         return Match.CERTAIN
-    if form is not None and form in forms:
-        return Match.LEARNED
     return Match.POSSIBLE if may_be_number(shown, own) else Match.NONE
 
 

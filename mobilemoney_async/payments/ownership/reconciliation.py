@@ -27,7 +27,6 @@ from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.ownership.evidence import STEADY, Verdict, Walk
 from mobilemoney_async.payments.ownership.matching import (
-    Match,
     PaymentQuery,
     Skew,
     estimate_skew,
@@ -179,7 +178,8 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     if verdict.adopt is not None and look.rival is not None:
         verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
     if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
-        return _adopt_match(journal, current, verdict.adopt, verdict.by, at=at)
+        adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
+        return current if isinstance(adopted, StoreError) else adopted
     candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
     _stop_others(journal, row, current, look)
     if not candidates:
@@ -290,18 +290,6 @@ def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
     here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state == PaymentState.UNKNOWN)
     were = columns.candidates.contains(name, autoescape=True)
     journal.connection.execute(payments.update().where(*here, were).values(next_look_at=at))
-
-
-def _adopt_match(
-    journal: Journal, current: PaymentRecord, transaction: Transaction, by: Match | None, *, at: datetime
-) -> PaymentRecord:
-    adopted = adopt(journal, current, transaction, source=Source.RECONCILE, at=at)
-    if isinstance(adopted, StoreError):
-        return current
-    if by is Match.LEARNED:
-        said = f"transaction {transaction.id} is spelt as other payments of this account are"
-        journal.note(current.key, at=at, what="spelling", source=Source.RECONCILE, detail=said)
-    return adopted
 
 
 def find_rival(

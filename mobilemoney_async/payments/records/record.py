@@ -177,8 +177,7 @@ class HistoryEntry(Data):
         what: ``queued``, ``cancelled``, ``withdrawn`` (from the queue; the key may be used again), ``sent``,
             ``acknowledged``, ``refused``, ``not_sent``, ``put_back`` (into the queue: not sent, or refused for a reason
             that is not the payment's), ``unknown``, ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``,
-            ``explained`` (someone keeps its first final state), ``ambiguous``, ``spelling`` (the list spells it
-            otherwise than the contract, as payments of ours show), or ``contradiction``.
+            ``explained`` (someone keeps its first final state), ``ambiguous``, or ``contradiction``.
         source: ``caller``, ``answer``, ``poll``, ``reconcile`` or ``person``.
         detail: A transaction id, a final status, an error, or someone's note.
     """
