@@ -43,7 +43,6 @@ from mobilemoney_async.payments.ownership import imports
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
 from mobilemoney_async.payments.ownership.reconciliation import (
-    EarlierAttempt,
     Look,
     ask_for_look,
     mark_stale,
@@ -186,9 +185,8 @@ def read_as_consumer(journal: Journal) -> object:
 
 def contested(journal: Journal) -> None:
     """Record a listing whose match also fits an earlier attempt of another payment."""
-    rival = EarlierAttempt(key=RIVAL, number=1, sent_at=NOON, ended_at=NOON)
     walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
-    look = Look(walk=walk, verdict=Verdict(adopt=SEEN_TWO), rival=rival, grace=0.0)
+    look = Look(walk=walk, verdict=Verdict(adopt=SEEN_TWO), rival=RIVAL, grace=0.0)
     record_listing(journal, _begun[journal.account], look)
 
 

@@ -3,16 +3,15 @@
 Late matches: a payment may be called absent before the list could have shown it. Its key is then sent again, and the
 transaction of the earlier attempt has no owner. Another payment of the same kind, if its answer is lost soon after,
 must not adopt that transaction: one payment would be made twice and the other not at all, and both would look right. So
-a match that also fits such an earlier attempt, its rival, becomes a candidate, and someone decides. An attempt that was
-called absent after the grace period is no longer a rival if the service's clock is known: with the usual grace period,
-the window of a duplicate does not reach back that far.
+a match that also fits such an earlier attempt, its rival, becomes a candidate, and someone decides. With the usual
+grace period, the window of a duplicate does not reach back to an attempt that was called absent after it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -53,32 +52,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _DAY = timedelta(days=1)
 # Time to the next listing after one that could not be read as a whole.
 _AGAIN = timedelta(minutes=1)
-
-# After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
-_SETTLING = frozenset(
-    each.value
-    for each in (
-        PaymentEvent.ACKNOWLEDGE,
-        PaymentEvent.ADOPT,
-        PaymentEvent.REFUSE,
-        PaymentEvent.FAIL_UNSENT,
-        PaymentEvent.PUT_BACK,
-    )
-)
-
-
-@attrs.define(kw_only=True)
-class EarlierAttempt:
-    """Attempt of a payment that was released, perhaps too early; settled if its result is known.
-
-    Its number counts from 1; its request was given up at `ended_at`.
-    """
-
-    key: str
-    number: int
-    sent_at: datetime
-    ended_at: datetime
-    is_settled: bool = False
+# No request is longer on its way.
+_LONGEST_REQUEST = timedelta(minutes=10)
 
 
 def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_after: float | None) -> None:
@@ -124,7 +99,7 @@ class Look:
     Attributes:
         walk: The listing.
         verdict: The conclusion from it.
-        rival: Another attempt that the match of the verdict fits as well.
+        rival: The key of a payment whose earlier attempt may have made the match of the verdict as well.
         grace: Seconds after the end of its request for which a listing may miss a payment that exists.
         is_contradicted: Whether it contradicts known payments: then it is no look at all.
         is_whole: Whether whole days were asked for, rather than the pages near the send.
@@ -134,7 +109,7 @@ class Look:
 
     walk: Walk
     verdict: Verdict
-    rival: EarlierAttempt | None = None
+    rival: str | None = None
     grace: float
     is_contradicted: bool = False
     is_whole: bool = True
@@ -294,13 +269,15 @@ def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
 
 def find_rival(
     journal: Journal, key: str, transaction: Transaction, *, query: PaymentQuery, skew: Skew | None
-) -> EarlierAttempt | None:
-    """Return the earlier attempt of another payment that a transaction fits as well, if there is one.
+) -> str | None:
+    """Return the key of another payment whose request without an answer may have made a transaction as well, or None.
 
-    `key` and `query` are of the payment that is about to adopt it, `skew` is of the service's clock.
+    Of each payment that was released, or sent more than once, the requests that were lost count, whatever was said of
+    them later; of one with a transaction only those before its last.
+    `key` and `query` are of the payment that is about to adopt the transaction, `skew` is of the service's clock.
     """
-    statement = (
-        sa.select(payments.c.key, history.c.what, history.c.at)
+    lost = (
+        sa.select(payments.c.key, history.c.at)
         .join(history, (history.c.account == payments.c.account) & (history.c.key == payments.c.key))
         .where(
             payments.c.account == journal.account,
@@ -309,52 +286,27 @@ def find_rival(
             payments.c.amount == query.amount,
             payments.c.key != key,
             WAS_RELEASED,
+            history.c.what == PaymentEvent.LOSE.value,
+            sa.or_(payments.c.transaction_id.is_(None), history.c.at < payments.c.sent_at),
         )
-        .order_by(history.c.key, history.c.number)
     )
-    # With an unknown clock the windows are wider by more than the grace period.
-    absent = {PaymentEvent.MISS.value, PaymentEvent.CONFIRM_ABSENT.value}
-    settling = _SETTLING if skew is None else _SETTLING | absent
-    for attempt in _attempts(journal.connection.execute(statement).all(), settling):
-        start, end = attrs.evolve(query, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
-        if not attempt.is_settled and may_be_within(transaction, start, end):
-            return attempt
+    for each in journal.connection.execute(lost):
+        start, end = attrs.evolve(query, sent_at=shift(each.at, -_LONGEST_REQUEST), ended_at=each.at).window(skew)
+        if may_be_within(transaction, start, end):
+            return str(each.key)
     return None
 
 
-def _attempts(entries: Iterable[Any], settling: Container[str]) -> Sequence[EarlierAttempt]:
-    """Return the attempts in some histories, each settled or not."""
-    found: list[EarlierAttempt] = []
-    for entry in entries:
-        last = found[-1] if found and found[-1].key == entry.key else None
-        if entry.what == PaymentEvent.SEND.value:
-            found.append(
-                EarlierAttempt(
-                    key=entry.key,
-                    number=1 if last is None else last.number + 1,
-                    sent_at=entry.at,
-                    ended_at=entry.at,
-                )
-            )
-        elif last is not None and entry.what in settling:
-            last.is_settled = True
-        elif last is not None and entry.what == PaymentEvent.LOSE.value:
-            last.ended_at, last.is_settled = entry.at, False
-    return found
-
-
-def _contest(
-    journal: Journal, record: PaymentRecord, transaction_id: str, rival: EarlierAttempt, *, at: datetime
-) -> Verdict:
+def _contest(journal: Journal, record: PaymentRecord, transaction_id: str, rival: str, *, at: datetime) -> Verdict:
     """Return the verdict without its adoption, and note the suspicion once in the rival's history."""
-    verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival.key))
+    verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival))
     if verdict.candidates != record.candidates:
-        logger.error("payment %r may have been paid twice: transaction %s", rival.key, transaction_id)
-        detail = f"transaction {transaction_id} may be attempt {rival.number}, which was called absent: paid twice?"
+        logger.error("payment %r may have been paid twice: transaction %s", rival, transaction_id)
+        detail = f"transaction {transaction_id} may be an earlier attempt, which was called absent: paid twice?"
         # Two processes may each hold the row that the other waits for here: the database ends one transaction, which is
         # run again.
-        journal.row(rival.key, lock=True)
-        journal.note(rival.key, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
+        journal.row(rival, lock=True)
+        journal.note(rival, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
     return verdict
 
 
