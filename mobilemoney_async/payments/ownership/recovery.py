@@ -51,13 +51,13 @@ from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import doubtful, read_row_facts
-from mobilemoney_async.payments.ownership.unclaimed import record_lost, record_lost_lines
+from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, find_lines
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -414,11 +414,13 @@ class Recovery:
         """Write the result of a comparison, and return how many transactions of a lost time are new."""
         connection, account = journal.connection, journal.account
         lock_row(connection, accounts, {"account": account})
-        count = record_lost(journal, rows, now, went_backwards=due.went_backwards)
+        lines: list[Line] = []
         if lost is not None:
             add_lost_time(connection, account, lost)
             lives = find_lives(connection, account, self._settled)
-            count += record_lost_lines(journal, lost, lambda at: is_of(lost, at, lives, skew))
+            inside = find_lines(connection, account, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
+            lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
+        count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
         if due.went_backwards or not due.facts.is_in_contact(now):
             begin_life(connection, account, due.since, now)
         values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": settles_at}

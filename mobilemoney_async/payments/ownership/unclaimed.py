@@ -19,7 +19,7 @@ cancelled meanwhile ends that first, inside a shield. Other tasks may change `se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,11 +32,11 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import is_same_payment, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import accounts, payments, unmatched
+from mobilemoney_async.database.serialization import shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
-from mobilemoney_async.payments.ownership.comparison import Span
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, is_within
@@ -47,7 +47,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, plain, status_of, thin
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, plain, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id, valid_name
 
@@ -261,7 +261,8 @@ class UnclaimedObserver:
         """
         run, here, name = journal.connection.execute, _columns.account == journal.account, journal.account
         for row in changed:
-            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status_of(row)))
+            status = shorten(str(row.status))
+            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status=status))
         thin(journal.connection, name, now)
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False
@@ -284,9 +285,11 @@ class UnclaimedObserver:
                 now=now,
                 kind=None if like is None else (like[1].type, like[1].phone_number),
                 fits_key=None if like is None else like[0],
-                is_lost=lost is not None,
-                went_backwards=lost is not None and lost.went_backwards,
-                is_foreign=is_foreign,
+                flags={
+                    "is_lost": lost is not None,
+                    "went_backwards": lost is not None and lost.went_backwards,
+                    "is_foreign": is_foreign,
+                },
             )
             count, others = count + is_new, others + (is_new and is_foreign)
         if others:
@@ -384,41 +387,18 @@ def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
     return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=plain(record.amount))
 
 
-def record_lost(journal: Journal, rows: Sequence[Transaction], now: datetime, *, went_backwards: bool) -> int:
-    """Note rows as transactions of a time that the store has forgotten, and return how many are new."""
-    connection, count = journal.connection, 0
-    key = DuplicateGuard(journal.account).number_key(connection, now)
-    for row in rows:
-        if add_line(
-            connection,
-            journal.account,
-            row,
-            key,
-            first_at=now,
-            due_at=now,
-            now=now,
-            is_lost=True,
-            went_backwards=went_backwards,
-        ):
-            count += 1
-            continue
-        # It was taken for another system's, since the list was read before the store was compared.
-        count += _mark_lost(journal, _columns.transaction_id == row.id, went_backwards=went_backwards)
+def record_lost(
+    journal: Journal, rows: Sequence[Transaction], lines: Sequence[Line], now: datetime, *, went_backwards: bool
+) -> int:
+    """Note rows and lines as transactions of a time that the store has forgotten, and return how many are new.
+
+    A row may have a line: it was taken for another system's, since the list was read before the store was compared.
+    """
+    connection, account = journal.connection, journal.account
+    key = DuplicateGuard(account).number_key(connection, now)
+    flags = {"is_lost": True, "went_backwards": went_backwards}
+    count = sum(add_line(connection, account, row, key, first_at=now, due_at=now, now=now, flags=flags) for row in rows)
+    for some in chunks([*(row.id for row in rows), *(line.id for line in lines)]):
+        here = (_columns.account == account, _columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
+        count += connection.execute(unmatched.update().where(*here).values(flags)).rowcount
     return count
-
-
-def record_lost_lines(journal: Journal, lost: Span, is_lost: Callable[[datetime | None], bool]) -> int:
-    """Note the lines of a lost time as such, as far as `is_lost` says so, and return how many are new."""
-    inside = (IS_OPEN, ~_columns.is_lost, _columns.created_at.between(lost.start, lost.end))
-    lines = find_lines(journal.connection, journal.account, *inside)
-    return sum(
-        _mark_lost(journal, _columns.transaction_id == each.id, went_backwards=lost.went_backwards)
-        for each in lines
-        if is_lost(each.shown.created_at)
-    )
-
-
-def _mark_lost(journal: Journal, which: sa.ColumnElement[bool], *, went_backwards: bool) -> int:
-    here = (_columns.account == journal.account, which, IS_OPEN, ~_columns.is_lost)
-    change = unmatched.update().where(*here).values(is_lost=True, went_backwards=went_backwards)
-    return journal.connection.execute(change).rowcount

@@ -144,13 +144,11 @@ def add_line(
     now: datetime,
     kind: tuple[TransactionType, str] | None = None,
     fits_key: str | None = None,
-    is_lost: bool = False,
-    went_backwards: bool = False,
-    is_foreign: bool = False,
+    flags: Mapping[str, bool],
 ) -> bool:
     """Add a row of the list that no payment owns, unless it is there; return whether it was added.
 
-    `kind` has the type and number of the payment `fits_key`, which a row in an odd spelling gets.
+    `kind` has the type and number of the payment `fits_key`, which a row in an odd spelling gets. `flags` are columns.
     """
     of_type, number = kind or (row.type, international(row.phone_number))
     values = {
@@ -166,9 +164,7 @@ def add_line(
         "first_seen_at": first_at,
         "due_at": due_at,
         "changed_at": now,
-        "is_lost": is_lost,
-        "went_backwards": went_backwards,
-        "is_foreign": is_foreign,
+        **flags,
     }
     return connection.execute(insert_missing(unmatched, connection.dialect.name), values).one_or_none() is not None
 
@@ -232,11 +228,6 @@ def thin(connection: sa.Connection, account: str, now: datetime) -> None:
     connection.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
     connection.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number="", number_digest=None))
-
-
-def status_of(row: Transaction) -> Mapping[str, Any]:
-    """Return the columns that hold a row's state."""
-    return {"status": shorten(str(row.status))}
 
 
 def to_line(row: sa.Row[Any]) -> Line:
