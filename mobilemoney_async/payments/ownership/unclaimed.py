@@ -29,9 +29,9 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.contract.comparison import is_same_payment, shift
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import accounts, payments, unmatched
+from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.database.serialization import shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
@@ -39,15 +39,15 @@ from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
-from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, is_within
+from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, is_within, own_samples
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks, owners
+from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, plain, thin
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id, valid_name
 
@@ -78,22 +78,6 @@ class _Sighting:
     due_at: datetime
 
 
-@attrs.frozen
-class _Known:
-    """The store's knowledge of some rows.
-
-    Attributes:
-        account: The account's row, or None before its first payment.
-        owned: When the payments that own some of them were sent; None for one that has not acknowledged its
-            transaction.
-        lines: Those that have a line, by id.
-    """
-
-    account: sa.Row[Any] | None
-    owned: Mapping[str, datetime | None]
-    lines: Mapping[str, Line]
-
-
 class UnclaimedObserver:
     """Observer of the transaction list for one client with a store.
 
@@ -111,8 +95,8 @@ class UnclaimedObserver:
         self._wait = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
         self._on_event = pipeline.on_event
         self._merchant_id: str | None = None
-        # How far the service's clock is ahead, as the first state of our own payments shows; None if nothing does yet.
-        self._ahead: timedelta | None = None
+        # As rows of our own payments show it; None if none does yet.
+        self._skew: Skew | None = None
         self._is_full = False
         self._unreported: list[UnclaimedTransaction] = []
         self._quiet_until: datetime | None = None
@@ -136,8 +120,7 @@ class UnclaimedObserver:
             return  # what no payment claims is of other systems
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
-        teaches = self._merchant_id is None and any(row.merchant_id and seen(row.id) is True for row in rows)
-        if not (new or teaches) or (self._paused_until is not None and now < self._paused_until):
+        if not new or (self._paused_until is not None and now < self._paused_until):
             return
         try:
             await self._compare(rows, new, now)
@@ -158,20 +141,18 @@ class UnclaimedObserver:
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
         own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
         ids = [*own, *(row.id for row in new)]
-        known = await self._store.read(lambda journal: _look(journal, ids))
-        account = known.account
+        account, owned, lines, self._merchant_id = await self._store.read(lambda journal: _look(journal, rows, ids))
         if account is None or account.number_key is None or account.first_record_at is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
-        self._learn(rows, known.owned)
-        self._merchant_id = account.merchant_id or await self._learn_merchant(rows)
-        began_at = shift(account.first_record_at, self._ahead or timedelta(0))
+        for transaction_id, record in owned.items():
+            self._store.remember(transaction_id, not record.is_adopted)
+        self._skew = estimate_skew(own_samples((owned.get(row.id), row) for row in rows)) or self._skew
+        began_at = shift(account.first_record_at, self._ahead)
         fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
-        for row in new:
-            line = known.lines.get(row.id)
-            if row.id in known.owned:
-                continue
+        for row in (each for each in new if each.id not in owned):
+            line = lines.get(row.id)
             if line is None:
                 first_at = self._first_seen(row, began_at, now)
                 if first_at is not None:
@@ -188,25 +169,10 @@ class UnclaimedObserver:
         if fresh or changed or is_due:
             await self._write(account, fresh, changed, now)
 
-    def _learn(self, rows: Sequence[Transaction], owned: Mapping[str, datetime | None]) -> None:
-        """Remember the rows of our payments, which show the service's clock."""
-        shown = {row.id: row.created_at for row in rows}
-        for transaction_id, sent_at in owned.items():
-            self._store.remember(transaction_id, sent_at is not None)
-        ahead = (made_at - at for each, at in owned.items() if at is not None and (made_at := shown[each]) is not None)
-        self._ahead = min(ahead, default=self._ahead)
-
-    async def _learn_merchant(self, rows: Sequence[Transaction]) -> str | None:
-        """Return and record our merchant, if all rows of payments that were acknowledged to us show the same one."""
-        own = [row for row in rows if row.merchant_id and self._seen.get(row.id) is True]
-        if not own:
-            return None
-        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in own]), share_key="")
-        shown = {row.merchant_id for row in own if row.id in owned and _is_row_of(row, owned[row.id])}
-        if len(shown) != 1:
-            return None
-        await self._store.write(lambda journal: journal.learn_merchant(*shown), share_key="")
-        return shown.pop()
+    @property
+    def _ahead(self) -> timedelta:
+        """How far the service's clock is ahead at least; nothing if that is not known."""
+        return timedelta(0) if self._skew is None else self._skew.low
 
     def _first_seen(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
         """Return when a row without an owner was first seen, if it is to have a line now; else remember it.
@@ -216,13 +182,13 @@ class UnclaimedObserver:
         made_at, known = row.created_at, self._seen.get(row.id)
         found = RowFacts(merchant_id=self._merchant_id, began_at=began_at).classify(row, self._skew)
         is_recent = made_at is not None and made_at >= shift(began_at, -_UNKNOWN_CLOCK)
-        if found is RowClass.HISTORY and is_recent and self._ahead is None:
+        if found is RowClass.HISTORY and is_recent and self._skew is None:
             return None  # once a payment of ours shows the clock
         if found is not RowClass.UNMATCHED:
             self._store.remember(row.id, False)
             return None
         first_at = known.first_at if isinstance(known, _Sighting) else now
-        is_old = made_at is None or made_at < shift(now, (self._ahead or timedelta(0)) - self._wait)
+        is_old = made_at is None or made_at < shift(now, self._ahead - self._wait)
         self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
         return first_at if is_old or now >= first_at + self._wait else None
 
@@ -303,10 +269,6 @@ class UnclaimedObserver:
             journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
         return told, [each for each in due if each.id not in left], is_full
 
-    @property
-    def _skew(self) -> Skew | None:
-        return None if self._ahead is None else Skew(low=self._ahead - _MARGIN, high=self._ahead + _MARGIN)
-
     def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, facts: RowFacts) -> bool:
         """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
         is_near = like is not None and is_within(row, *like[1].window(self._skew))
@@ -365,26 +327,21 @@ class UnclaimedObserver:
         )
 
 
-def _look(journal: Journal, ids: Sequence[str]) -> _Known:
-    """Look transactions up."""
-    run, table = journal.connection.execute, payments.c
-    of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at).where(
-        table.account == journal.account
-    )
-    owned: dict[str, datetime | None] = {}
-    lines: dict[str, Line] = {}
+def _look(
+    journal: Journal, rows: Sequence[Transaction], ids: Sequence[str]
+) -> tuple[sa.Row[Any] | None, Mapping[str, PaymentRecord], Mapping[str, Line], str | None]:
+    """Look some of the rows up.
+
+    Returns:
+        The account's row, None before its first payment; the payments that own them, by transaction id; the lines of
+        others, by id; and the account's merchant, if known.
+    """
+    connection, lines, owned = journal.connection, dict[str, Line](), owners(journal, ids)
     for some in chunks(ids):
-        for row in run(of_payments.where(table.transaction_id.in_(some))):
-            owned[row.transaction_id] = None if row.is_adopted else row.sent_at
-        found = find_lines(journal.connection, journal.account, _columns.transaction_id.in_(some))
+        found = find_lines(connection, journal.account, _columns.transaction_id.in_(some))
         lines |= {each.id: each for each in found}
-    account = run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none()
-    return _Known(account, owned, lines)
-
-
-def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
-    """Return whether nothing that a row shows contradicts the payment that owns it."""
-    return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=plain(record.amount))
+    account = connection.execute(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none()
+    return account, owned, lines, merchant_of(journal, rows, owned)
 
 
 def record_lost(
