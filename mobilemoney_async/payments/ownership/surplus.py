@@ -6,21 +6,25 @@ its kind (`duplicates`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED, international, local_digits, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
-from mobilemoney_async.database.serialization import load_amount
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
-from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match, query_for
+from mobilemoney_async.payments.records.record import (
+    CLAIMED,
+    EXPLAINED,
+    OPEN,
+    PaymentRecord,
+    PaymentState,
+    UnclaimedTransaction,
+)
+from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.payments.records.unmatched import (
     IS_OPEN,
     LINES,
@@ -41,31 +45,19 @@ _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 _columns = unmatched.c
 
 
-@attrs.frozen
-class OpenAttempt:
-    """Latest attempt of a payment that may have made a transaction with an id that the store does not know."""
-
-    key: str
-    type: TransactionType
-    phone_number: str = attrs.field(repr=False)
-    amount: Decimal
-    sent_at: datetime
-    candidates: tuple[str, ...] = ()
-
-
-def surplus(lines: Sequence[Line], attempts: Iterable[OpenAttempt], key: str) -> list[Line]:
+def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) -> list[Line]:
     """Return the open lines that are left when each open attempt has taken one of its kind: the nearest in time. Pure.
 
     Args:
         lines: The open lines.
-        attempts: The open attempts.
+        attempts: The payments that may have made a transaction with an id that the store does not know.
         key: The account's key of the digests.
     """
     pairs: list[tuple[timedelta, str, str]] = []
     for attempt in attempts:
         for line in lines:
             at = line.shown.created_at
-            distance = timedelta(0) if at is None else abs(at - attempt.sent_at)
+            distance = timedelta(0) if at is None else abs(at - query_for(attempt).sent_at)
             is_alike = line.is_of(attempt.type, attempt.phone_number, attempt.amount, key)
             # Its own acknowledgement may have named one of another kind.
             if distance <= _REACH and (is_alike or line.id in attempt.candidates):
@@ -115,8 +107,8 @@ def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> t
     return None if best is None else best[2:]
 
 
-def open_attempts(connection: sa.Connection, account: str) -> list[OpenAttempt]:
-    """Return the open attempts of an account: on their way, unknown, or refused softly until a list has not shown them.
+def open_attempts(connection: sa.Connection, account: str) -> list[PaymentRecord]:
+    """Return the payments of an account with an open attempt: on their way, unknown, or refused softly until a list has not shown them.
 
     Of an absent payment someone, or two listings, have said that it made nothing.
     """
@@ -135,23 +127,13 @@ def count_unclaimed(connection: sa.Connection, now: datetime) -> Mapping[str, in
     return {each: sum(line.is_unclaimed(now) for line in left[each]) for each in left}
 
 
-def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[str, list[OpenAttempt]]:
-    table, attempts = payments.c, dict[str, list[OpenAttempt]]()
+def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> dict[str, list[PaymentRecord]]:
+    table, attempts = payments.c, dict[str, list[PaymentRecord]]()
     may_exist = sa.and_(IS_UNIDENTIFIED, table.state != PaymentState.ABSENT)
     was_refused = sa.and_(WAS_REFUSED_SOFTLY, table.walks == 0)
-    named = (table.account, table.key, table.type, table.phone_number, table.amount, table.sent_at, table.candidates)
-    statements = [sa.select(*named).where(which, each) for each in (may_exist, was_refused)]
-    for row in [row for statement in statements for row in connection.execute(statement)]:
-        if row.sent_at is not None:
-            attempt = OpenAttempt(
-                row.key,
-                TransactionType(row.type),
-                row.phone_number,
-                load_amount(row.amount),
-                row.sent_at,
-                tuple(json.loads(row.candidates or "[]")),
-            )
-            attempts.setdefault(row.account, []).append(attempt)
+    for each in (may_exist, was_refused):
+        for row in connection.execute(sa.select(payments).where(which, each, table.sent_at.is_not(None))):
+            attempts.setdefault(row.account, []).append(to_record(row))
     return attempts
 
 
