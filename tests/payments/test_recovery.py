@@ -34,7 +34,6 @@ from mobilemoney_async.payments.ownership.comparison import (
     AccountFacts,
     Comparison,
     Lives,
-    OpenPayment,
     Span,
     must_compare,
 )
@@ -108,21 +107,21 @@ def row(name: str, minutes: float, type: str = "collection", **changes: Any) -> 
     return Transaction(**{**values, **changes})
 
 
-def open_payment(minutes: float, type: str = "collection", *, is_refused: bool = False) -> OpenPayment:
-    query = PaymentQuery(
+def open_payment(minutes: float, type: str = "collection", *, is_refused: bool = False) -> PaymentQuery:
+    return PaymentQuery(
         type=TransactionType(type),
         phone_number=number(1),
         amount="5000",
         sent_at=at(minutes),
         ended_at=at(minutes),
+        is_refused=is_refused,
     )
-    return OpenPayment(query=query, is_refused=is_refused)
 
 
-def signs(rows: list[Transaction], *open_payments: OpenPayment) -> tuple[list[str], list[str]]:
+def signs(rows: list[Transaction], *searches: PaymentQuery) -> tuple[list[str], list[str]]:
     """Return the rows that show a store to be behind, and those that no machine adopts; its life began at 30."""
     exact = Skew(low=timedelta(0), high=timedelta(0))
-    compared = Comparison(rows=rows, open_payments=open_payments, skew=exact, began_at=at(30), grace=GRACE)
+    compared = Comparison(rows=rows, searches=searches, skew=exact, began_at=at(30), grace=GRACE)
     return [each.id for each in compared.signs], [each.id for each in compared.doubtful]
 
 

@@ -173,27 +173,6 @@ class Lives:
 
 
 @attrs.frozen(kw_only=True)
-class OpenPayment:
-    """Payment that may have made a row of the list.
-
-    Attributes:
-        query: The search for it.
-        is_refused: Whether it was refused, as far as is known.
-    """
-
-    query: PaymentQuery
-    is_refused: bool = False
-
-    def is_of_earlier_life(self, began_at: datetime) -> bool:
-        """Return whether it was sent in an earlier life than the one that began then."""
-        return self.query.sent_at < began_at
-
-    def fits(self, row: Transaction) -> bool:
-        """Return whether a row is of its kind, as far as it is shown."""
-        return match(self.query, row, Spellings()) is not Match.NONE
-
-
-@attrs.frozen(kw_only=True)
 class Comparison:
     """Rows of the list that no payment owns, compared with a store.
 
@@ -201,14 +180,14 @@ class Comparison:
         rows: Those from the sending of the store's newest payment on, as of when the comparison became due, and less
             what the clocks may differ by. Without those of other merchants, the explained ones, and those that a life
             of the store remembers.
-        open_payments: The open attempts.
+        searches: The searches for the open attempts.
         skew: How far the service's clock is ahead.
         began_at: When the present life begins.
         grace: The store's grace period, seconds.
     """
 
     rows: Sequence[Transaction]
-    open_payments: Collection[OpenPayment]
+    searches: Collection[PaymentQuery]
     skew: Skew
     began_at: datetime
     grace: float
@@ -221,35 +200,33 @@ class Comparison:
     @property
     def doubtful(self) -> list[Transaction]:
         """Rows that no machine gives to a payment of an earlier life, since the store may have forgotten another."""
-        return [
-            row
-            for row in self.rows
-            if any(
-                each.fits(row) and is_of_lost_life(each.query.type, each.is_refused)
-                for each in self.open_payments
-                if each.is_of_earlier_life(self.began_at)
-            )
-        ]
+        earlier = [each for each in self.searches if each.sent_at < self.began_at and is_of_lost_life(each)]
+        return [row for row in self.rows if any(_fits(each, row) for each in earlier)]
 
     def _is_lost_answer(self, row: Transaction) -> bool:
         """Return whether a row is near an open payment, and its kind has no more rows than open payments."""
-        alike = [each for each in self.open_payments if each.fits(row)]
+        alike = [each for each in self.searches if _fits(each, row)]
         is_near = any(self._is_near(each, row) for each in alike)
-        return is_near and sum(alike[0].fits(each) for each in self.rows) <= len(alike)
+        return is_near and sum(_fits(alike[0], each) for each in self.rows) <= len(alike)
 
-    def _is_near(self, payment: OpenPayment, row: Transaction) -> bool:
-        start, end = payment.query.window(self.skew)
-        if payment.is_of_earlier_life(self.began_at):
-            end = far_edge(payment.query, self.skew, self.grace)
+    def _is_near(self, query: PaymentQuery, row: Transaction) -> bool:
+        start, end = query.window(self.skew)
+        if query.sent_at < self.began_at:
+            end = far_edge(query, self.skew, self.grace)
         return is_within(row, start, end)
 
 
-def is_of_lost_life(kind: TransactionType | str, is_refused: bool) -> bool:
+def _fits(query: PaymentQuery, row: Transaction) -> bool:
+    """Return whether a row is of a payment's kind, as far as it is shown."""
+    return match(query, row, Spellings()) is not Match.NONE
+
+
+def is_of_lost_life(query: PaymentQuery) -> bool:
     """Return whether a payment of an earlier life adopts only rows that a life remembers.
 
     A collection is approved by its customer, and its answer is lost most often; the others are paid by nobody's leave.
     """
-    return kind == TransactionType.DISBURSEMENT or is_refused
+    return query.type == TransactionType.DISBURSEMENT or query.is_refused
 
 
 def far_edge(query: PaymentQuery, skew: Skew, grace: float) -> datetime:

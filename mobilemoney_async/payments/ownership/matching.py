@@ -32,7 +32,7 @@ from mobilemoney_async.contract.comparison import (
 )
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
 from mobilemoney_async.values import is_id, mask_phone_number
 
 T = TypeVar("T")
@@ -117,13 +117,17 @@ def estimate_skew(samples: Sequence[ClockSample]) -> Skew | None:
 
 @attrs.frozen(kw_only=True)
 class PaymentQuery:
-    """Search of the list for one payment: its kind, and when it was sent and its request given up, on our clock."""
+    """Search of the list for one payment: its kind, and when it was sent and its request given up, on our clock.
+
+    `is_refused` says that it was refused, as far as is known.
+    """
 
     type: TransactionType
     phone_number: str = attrs.field(repr=False)
     amount: str
     sent_at: datetime
     ended_at: datetime
+    is_refused: bool = False
 
     def window(self, skew: Skew | None) -> tuple[datetime, datetime]:
         """Return the first and the last time of a match that is believed, on the service's clock."""
@@ -148,6 +152,7 @@ def query_for(record: PaymentRecord) -> PaymentQuery:
         amount=f"{record.amount:f}",
         sent_at=record.sent_at,
         ended_at=record.sent_at if record.ended_at is None else record.ended_at,
+        is_refused=record.state in REUSABLE,
     )
 
 

@@ -45,7 +45,6 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, find_all, merchant_of, owners, select
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import (
-    REUSABLE,
     Clearance,
     PaymentRecord,
     PaymentState,
@@ -290,7 +289,7 @@ def _obstacle(
     # Of an earlier life: the store may have forgotten another payment of the kind.
     made_at = row.created_at
     is_late = made_at is None or skew is None or made_at > far_edge(query, skew, evidence.grace)
-    is_unsure = is_of_lost_life(record.type, record.state in REUSABLE) and not lives.remember(row.created_at, skew)
+    is_unsure = is_of_lost_life(query) and not lives.remember(row.created_at, skew)
     return PaymentCause.FORGOTTEN if is_late or is_unsure else None
 
 

@@ -38,7 +38,6 @@ from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
     Comparison,
-    OpenPayment,
     Span,
     is_comparison_due,
     lost_time,
@@ -56,7 +55,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
-from mobilemoney_async.payments.records.record import REUSABLE, PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -386,14 +385,10 @@ class Recovery:
         if rows and (skew is None or skew.high - skew.low > CLOCKS):
             self.memory.in_question = [row for row in rows if str(row.status) not in FAILED]
             return None, bool(owned)
-        open_payments = [
-            OpenPayment(query=query_for(each), is_refused=each.state in REUSABLE)
-            for each in open_ones
-            if each.sent_at is not None and each.state is not PaymentState.ABSENT
-        ]
+        may_exist = (each for each in open_ones if each.sent_at is not None and each.state is not PaymentState.ABSENT)
         comparison = Comparison(
             rows=rows,
-            open_payments=open_payments,
+            searches=[query_for(each) for each in may_exist],
             skew=skew or Skew(low=timedelta(0), high=timedelta(0)),
             began_at=due.since,
             grace=self._store.grace,

@@ -55,9 +55,10 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
     """
     pairs: list[tuple[timedelta, str, str]] = []
     for attempt in attempts:
+        sent_at = query_for(attempt).sent_at
         for line in lines:
             at = line.shown.created_at
-            distance = timedelta(0) if at is None else abs(at - query_for(attempt).sent_at)
+            distance = timedelta(0) if at is None else abs(at - sent_at)
             is_alike = line.is_of(attempt.type, attempt.phone_number, attempt.amount, key)
             # Its own acknowledgement may have named one of another kind.
             if distance <= _REACH and (is_alike or line.id in attempt.candidates):
@@ -108,7 +109,7 @@ def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> t
 
 
 def open_attempts(connection: sa.Connection, account: str) -> list[PaymentRecord]:
-    """Return the payments of an account with an open attempt: on their way, unknown, or refused softly until a list has not shown them.
+    """Return the payments with an open attempt: on their way, unknown, or refused softly until a list misses them.
 
     Of an absent payment someone, or two listings, have said that it made nothing.
     """
