@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, international, local_digits, shift
+from mobilemoney_async.contract.comparison import ERASED, international, shift
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match, query_for
 from mobilemoney_async.payments.records.record import (
@@ -75,35 +75,29 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
 def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> tuple[str, PaymentQuery] | None:
     """Return a payment of a row's kind in whatever state, by its key: the best fit and then the nearest, or None.
 
-    Where the row's number proves nothing, only payments of the same time are compared.
+    Where the row shows no whole number, only payments of the same time are compared.
     """
-    table, number, digits = payments.c, international(row.phone_number), local_digits(row.phone_number)
-    of_query = (table.key, table.type, table.phone_number, table.sent_at, table.ended_at)
-    alike = sa.select(*of_query).where(
+    table, number, made_at = payments.c, international(row.phone_number), row.created_at or _FIRST_MOMENT
+    alike = sa.select(payments).where(
         table.account == account, table.amount == plain(row.amount), table.sent_at.is_not(None)
     )
-    made_at = row.created_at or _FIRST_MOMENT
-    days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
-    # One that was queued is created long before it is sent; one that was sent again shows its last time only.
-    around = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
-    if digits is not None:
-        is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
-        around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
+    erased = ""
+    if number is not None:
+        erased = f"{ERASED}{digest(number_key(connection, account), number)}"
+        alike = alike.where(table.phone_number.in_([number, erased]))
+    else:
+        days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
+        # One that was queued is created long before it is sent; one that was sent again shows its last time only.
+        alike = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
+        alike = alike.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
-    around = around.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
-    erased = None if number is None else f"{ERASED}{digest(number_key(connection, account), number)}"
-    for part in (around, alike.where(table.phone_number.in_([number, erased]))):
-        for each in connection.execute(part.limit(_MOST_COMPARED)):
-            query = PaymentQuery(
-                type=TransactionType(each.type),
-                phone_number=number if number is not None and each.phone_number == erased else each.phone_number,
-                amount=plain(row.amount),
-                sent_at=each.sent_at,
-                ended_at=each.ended_at or each.sent_at,
-            )
-            fit = match(query, row, Spellings())
-            if fit is not Match.NONE:
-                found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
+    for each in connection.execute(alike.limit(_MOST_COMPARED)):
+        query = query_for(to_record(each))
+        if number is not None and each.phone_number == erased:
+            query = attrs.evolve(query, phone_number=number)
+        fit = match(query, row, Spellings())
+        if fit is not Match.NONE:
+            found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
     best = min(found, default=None, key=lambda each: each[:3])
     return None if best is None else best[2:]
 
