@@ -45,7 +45,7 @@ async def import_transactions(
         first_day = shift(min(times), -_DAY).date()
         walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
         rows = {row.id: row for row in walk.rows}
-    wait = timedelta(seconds=store.grace + pipeline.options.timeout)
+    wait = store.settles_after(pipeline.options.timeout)
     done: list[PaymentRecord] = []
     for key, name in keys.items():
         row = rows.get(name)

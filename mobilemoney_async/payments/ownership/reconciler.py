@@ -57,8 +57,6 @@ _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
 # Seconds: the length of the lease, between two looks whether another process has given it back, and for giving it back
 # though the call was cancelled.
 _LEASE, _PAUSE = 30.0, 1.0
-# For how long a request may live beyond its time-out: as in `creates`.
-_MARGIN = timedelta(seconds=5)
 # Payments that are judged in one transaction.
 _AT_ONCE = 100
 
@@ -71,7 +69,7 @@ class Reconciler:
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
         self._lease = TaskLease(store.database, store.account, "reconcile", new_holder(pipeline.host), _LEASE)
-        self._settled = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
+        self._settled = store.settles_after(pipeline.options.timeout)
 
     async def look_for(self, record: PaymentRecord) -> None:
         """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.

@@ -65,8 +65,6 @@ _LEASE = 30.0
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
 # Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
 _BACKOFF, _PATIENCE = 10.0, 10.0
-# Seconds for which a request may live beyond its time-out: as in `creates`.
-_MARGIN = 5.0
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
 # No payment of ours is older; an edited row may be, and the calendar has a first day.
@@ -123,7 +121,7 @@ class Recovery:
         self._pipeline = pipeline
         self._lister = Lister(pipeline)
         self._grace = timedelta(seconds=store.grace)
-        self._settled = timedelta(seconds=store.grace + pipeline.options.timeout + _MARGIN)
+        self._settled = store.settles_after(pipeline.options.timeout)
 
     async def admit(self, request: PaymentRequest, facts: AccountFacts) -> bool:
         """Compare the store with its service if that is due before a payment is sent.

@@ -53,8 +53,6 @@ from mobilemoney_async.values import shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds for which a request may live beyond its time-out: as in `creates`.
-_MARGIN = timedelta(seconds=5)
 # Surplus transactions of an account. Some places are kept for those that may be paid twice.
 _MOST, _MOST_STRANGERS = 1_000, 900
 # Rows within a week that prove another system, and for how long that holds after the last one.
@@ -92,7 +90,7 @@ class UnclaimedObserver:
         self._binding = binding
         self._seen = store.seen
         self._utcnow = pipeline.utcnow
-        self._wait = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
+        self._wait = store.settles_after(pipeline.options.timeout)
         self._on_event = pipeline.on_event
         self._merchant_id: str | None = None
         # As rows of our own payments show it; None if none does yet.

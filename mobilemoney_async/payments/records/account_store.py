@@ -191,6 +191,13 @@ class AccountStore:
         if self.newest is None or sent_at > self.newest:
             self.newest = sent_at
 
+    def settles_after(self, timeout: float) -> timedelta:
+        """Return for how long after its first sighting a transaction may be that of a request of `timeout` seconds.
+
+        A request may live five seconds beyond its time-out, and the list may show it `grace` seconds later.
+        """
+        return timedelta(seconds=self.grace + timeout + 5)
+
     def attach(self) -> None:
         """Count one more client."""
         self.clients += 1
