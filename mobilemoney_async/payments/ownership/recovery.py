@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -32,7 +31,7 @@ from mobilemoney_async.database.schema import accounts, lock_row, payments, unma
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
-from mobilemoney_async.payments.ownership.binding import Binding, ForeignError, Memory, wait
+from mobilemoney_async.payments.ownership.binding import Binding, Memory, wait
 from mobilemoney_async.payments.ownership.classes import RowClass, is_of
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
@@ -297,8 +296,7 @@ class Recovery:
     async def _look(self, due: _Due) -> str | None:
         """Compare the list with the store; return why it does not suffice, or None."""
         walk, skew = await self._list(due)
-        merchant = await self._find_merchant(due, walk)
-        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew, merchant))
+        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew))
         if comparison is None:
             return _NO_CLOCK
         self.memory.in_question = ()
@@ -347,28 +345,12 @@ class Recovery:
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
         return estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
 
-    async def _find_merchant(self, due: _Due, walk: Walk) -> str | None:
-        """Return the account's merchant, if it is known: the list may show every merchant's transactions."""
-        merchant = due.facts.merchant_id
-        if merchant is None and any(row.merchant_id for row in walk.rows):
-            merchant = await self._store.read(
-                lambda journal: merchant_of(journal, walk.rows, owners(journal, [row.id for row in walk.rows]))
-            )
-            if merchant is None:
-                # A service to which someone has bound the account need not know an older transaction.
-                with suppress(ForeignError):
-                    merchant = await self.binding.look_up_own(due.facts) or None
-            if merchant is not None:
-                await self.binding.save(merchant_id=merchant)
-        return merchant
-
-    def _read(
-        self, journal: Journal, walk: Walk, due: _Due, skew: Skew | None, merchant: str | None
-    ) -> tuple[Comparison | None, bool]:
+    def _read(self, journal: Journal, walk: Walk, due: _Due, skew: Skew | None) -> tuple[Comparison | None, bool]:
         """Return the comparison of the rows with the store, None if no clock is known for it; and if one is owned."""
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
         open_ones = doubtful(journal, due.first_day)
+        merchant = merchant_of(journal, walk.rows, owned)
         facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
         noted = set(facts.lost)
         # Candidates that the store has seen before: not those that were found while it was to be compared.
