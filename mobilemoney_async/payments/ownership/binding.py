@@ -79,9 +79,8 @@ class Memory:
 
     Attributes:
         credentials: The name of the client's credentials, once known.
-        is_bound: Whether the account was bound to them when it was last looked at.
         admitted: The name of the credentials that may pay.
-        said: The differences that were reported, with the latest time on the loop's clock.
+        said_at: When a difference was last reported, on the loop's clock.
         foreign: The name of credentials that are another merchant's, and the difference.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
@@ -89,9 +88,8 @@ class Memory:
     """
 
     credentials: str | None = None
-    is_bound: bool = False
     admitted: str | None = None
-    said: dict[str, float] = attrs.field(factory=dict)
+    said_at: float = -math.inf
     foreign: tuple[str, str] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
@@ -197,7 +195,6 @@ class Binding:
         elif merchant_id is not None:
             known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
             await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
-            self._memory.is_bound = True
 
     async def require_not_foreign(self) -> None:
         """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
@@ -209,13 +206,9 @@ class Binding:
 
     def is_known(self, host: str | None, credentials: str | None) -> bool:
         """Return whether the columns of an account name this client's host and credentials."""
-        names, memory = (credentials or "").split(), self._memory
-        if self._named is not None and self._named.name != memory.credentials:
-            memory.credentials, memory.is_bound = self._named.name, False
-        # A full list may have dropped the name, once it was known.
-        is_known = memory.credentials in names or (memory.is_bound and len(names) == _MOST_CREDENTIALS)
-        memory.is_bound = host == self._host and is_known
-        return memory.is_bound
+        if self._named is not None:
+            self._memory.credentials = self._named.name
+        return host == self._host and self._memory.credentials in (credentials or "").split()
 
     async def rebind(self, note: str) -> None:
         """Bind the account to this client's host and credentials."""
@@ -278,8 +271,8 @@ class Binding:
         """Return the error for a host or credentials of another merchant, and report them once a minute."""
         reason, now = str(difference), anyio.current_time()
         said = f"account {self._store.account!r} of the store {reason}"
-        if now >= self._memory.said.get(said, -math.inf) + _SAY_AGAIN:
-            self._memory.said[said] = now
+        if now >= self._memory.said_at + _SAY_AGAIN:
+            self._memory.said_at = now
             emit(self._pipeline.on_event, AccountMismatch(account=self._store.account, reason=reason))
             logger.warning("%s: nothing is sent and nothing is concluded with these credentials", said)
         advice = (
