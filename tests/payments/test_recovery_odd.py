@@ -583,12 +583,12 @@ async def test_a_transaction_of_another_merchant_ends_no_payment(
 ) -> None:
     """Once the account's merchant is known, what is shown under the id of a payment must be its own."""
     world = two_merchants(store_url)
-    world.service.merchants |= {"token.of.merchant-1": "merchant-1"}
+    world.service.merchants |= {"new.token.of.merchant-1": "merchant-1"}
     async with world.client() as client:
         await world.pay(client, [order("collections")])
     # New credentials: a transaction is looked up with them first, which shows the merchant.
     await anyio.sleep(10 * MINUTE)
-    async with world.client(auth="token.of.merchant-1") as client:
+    async with world.client(auth="new.token.of.merchant-1") as client:
         await world.pay(client, [order("collections", "k2", 2)])
         shown = samples.found(id="t-000002", amount="5000", status="SUCCESS", phone_number=number(2))
         shown["transaction"] |= {"merchant_id": "merchant-2"}
