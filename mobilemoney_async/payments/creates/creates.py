@@ -16,10 +16,11 @@ Critical sections, in the order in which they are entered:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
 
@@ -147,11 +148,6 @@ class IdempotentCreates:
         said = f"the call's deadline of {self._deadline:g} s passed"
         if progress.is_looking or progress.is_comparing:
             said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
-        if progress.is_looking or progress.is_comparing:
-            with suppress(StoreError):
-                await self._recovery.leave_to_reconcile()
-                if progress.is_looking and progress.earlier is not None:
-                    await self._reconciler.ask_for(progress.earlier)
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # Another call under this key may have sent it. One query: it does not wait for that call.
@@ -263,8 +259,7 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
-            await self._recovery.compare(facts)
-            await self._reconciler.look_for(record)
+            await self._reconciler.look_for(record, before=functools.partial(self._recovery.compare, facts))
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc

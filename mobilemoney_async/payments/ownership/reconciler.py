@@ -71,24 +71,20 @@ class Reconciler:
         self._lease = TaskLease(store.database, store.account, "reconcile", new_holder(pipeline.host), _LEASE)
         self._settled = store.settles_after(pipeline.options.timeout)
 
-    async def look_for(self, record: PaymentRecord) -> None:
+    async def look_for(self, record: PaymentRecord, before: Callable[[], Awaitable[object]]) -> None:
         """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
 
-        Of many tasks and processes that ask at once, one reads the list, and serves the others too.
+        Of many tasks and processes that ask at once, one reads the list, and serves the others too. `before` is awaited
+        before that; if the call is cancelled, the next `run` looks for the payment.
 
         Raises:
             StoreError: The store failed.
             MobileMoneyError: The list could not be read; nothing was changed.
         """
-        await self._reconcile(record, None)
-
-    async def ask_for(self, record: PaymentRecord) -> None:
-        """Let the next `run` look for a payment."""
-        now = self._utcnow()
-        await self._store.write(lambda journal: ask_for_look(journal, record, at=now))
+        await self._reconcile(record, None, before)
 
     async def run(
-        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[object]] | None = None
+        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[object]]
     ) -> list[PaymentRecord]:
         """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
 
@@ -100,7 +96,7 @@ class Reconciler:
         self,
         wanted: PaymentRecord | None,
         stale_after: float | None,
-        before: Callable[[], Awaitable[object]] | None = None,
+        before: Callable[[], Awaitable[object]],
     ) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
@@ -121,9 +117,8 @@ class Reconciler:
             return []
         found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
-        if asked and before is not None:
-            await before()
         if asked:
+            await before()
             async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
                 # The own payment as it was asked for: another task may have looked for it since.
                 await self._under_lease([*(each.record for each in asked), *filter(None, [own])], key)

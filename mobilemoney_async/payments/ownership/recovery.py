@@ -156,15 +156,6 @@ class Recovery:
                 await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
 
-    async def leave_to_reconcile(self) -> None:
-        """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
-        if self._store.sole_writer is False:
-            return
-        self._put_off(f"{_UNREADABLE}: no answer came in time")
-        facts = await self.binding.read()
-        if must_compare(facts, self._pipeline.utcnow()):
-            await self._note_due(facts)
-
     async def restored(self, note: str) -> None:
         """Note someone's word that the store was restored from a backup: it is compared before anything is paid."""
         if self._store.sole_writer is False:
