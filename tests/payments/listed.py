@@ -96,6 +96,12 @@ def judged(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None, 
     )
 
 
+def time_of(row: Transaction) -> datetime:
+    """Return the time of a row that shows one."""
+    assert row.created_at is not None
+    return row.created_at
+
+
 def own(sent_at: datetime = NOON, *, id: str = "tx-1", took: timedelta = 2 * SECOND, **changes: Any) -> PaymentRecord:
     """Return the record of an own payment whose transaction is known, of the same kind as the search."""
     record = PaymentRecord(

@@ -15,7 +15,7 @@ from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk, may_be, names
-from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, query_for, time_of
+from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, query_for
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRequest
 from tests.payments.listed import (
@@ -32,6 +32,7 @@ from tests.payments.listed import (
     search,
     sightings,
     skews,
+    time_of,
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
 

@@ -31,9 +31,9 @@ from mobilemoney_async.contract.models import PageAnswer, UnreadableRow
 from mobilemoney_async.payments.ownership import listing as module
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
-from mobilemoney_async.payments.ownership.matching import time_of
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
+from tests.payments.listed import time_of
 from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
 from tests.support.scale import examples

@@ -166,12 +166,6 @@ def may_be_within(row: Transaction, start: datetime, end: datetime) -> bool:
     return row.created_at is None or start <= row.created_at <= end
 
 
-def time_of(row: Transaction) -> datetime:
-    """Return the time of a row that shows one."""
-    assert row.created_at is not None
-    return row.created_at
-
-
 class Match(enum.Enum):
     """How well a row fits a payment, apart from its time."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -66,8 +66,6 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
 _BACKOFF, _PATIENCE = 10.0, 10.0
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
-# No payment of ours is older; an edited row may be, and the calendar has a first day.
-_NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
@@ -279,7 +277,7 @@ class Recovery:
             found = await self._store.read(lambda journal: _newest_until(journal, until))
             if found is None and facts.first_record_at is None:  # all that is queued may have been sent
                 found = await self._store.read(_first_created)
-            newest = max(found or facts.first_record_at or since, _NO_PAYMENT_YET)
+            newest = found or facts.first_record_at or since
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
