@@ -265,8 +265,8 @@ DEFECTS = (
     Defect(
         "a match is adopted although other systems pay too",
         "payments/ownership/reconciler.py",
-        "    if ownership.sole_writer is False or any(",
-        "    if ownership.sole_writer is None and any(",
+        "        if self._store.sole_writer is False:\n            return PaymentCause.OTHER_SYSTEM\n",
+        "",
     ),
     Defect(
         "the answer to another lookup is believed",

@@ -16,7 +16,6 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -26,7 +25,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.payments.feed.feed import prune
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
+from mobilemoney_async.payments.ownership.classes import RowClass
 from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
@@ -50,7 +49,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     clearance,
 )
-from mobilemoney_async.payments.records.unmatched import Line, explained, find_lines, number_key
+from mobilemoney_async.payments.records.unmatched import explained, find_lines
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -219,106 +218,63 @@ class Reconciler:
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
-                ownership = _Ownership.read(journal, walk, self._store.sole_writer, self._settled)
-                return [
-                    _judge_one(journal, record, evidence, is_whole=is_whole, ownership=ownership, asked=asked)
-                    for record in some
-                ]
+                return [self._judge_one(journal, record, evidence, is_whole=is_whole, asked=asked) for record in some]
 
             judged += await self._store.write(judge)
         return evidence, judged
 
+    def _obstacle(
+        self, journal: Journal, record: PaymentRecord, row: Transaction, evidence: Evidence
+    ) -> PaymentCause | None:
+        """Return why no machine may give a row to a payment, though nothing else fits, or None."""
+        if self._store.sole_writer is False:
+            return PaymentCause.OTHER_SYSTEM
+        connection, name, began_at = journal.connection, journal.account, evidence.walk.began_at
+        account = connection.execute(sa.select(accounts).where(accounts.c.account == name)).one()
+        if account.others_until is not None and account.others_until > began_at:
+            foreign = find_lines(connection, name, unmatched.c.is_foreign, unmatched.c.first_seen_at >= began_at - _DAY)
+            kind = (record.type, record.phone_number, record.amount)
+            if any(each.is_of(*kind, account.number_key) for each in foreign):
+                return PaymentCause.OTHER_SYSTEM
+        query, facts = query_for(record), read_row_facts(journal, [row.id], owned=(), settled=self._settled)
+        skew = evidence.skew(query)
+        if account.due_since is not None or facts.classify(row, skew) is RowClass.LOST:
+            return PaymentCause.FORGOTTEN
+        if query.sent_at >= facts.lives.began_at:
+            return None
+        # Of an earlier life: the store may have forgotten another payment of the kind.
+        made_at = row.created_at
+        is_late = made_at is None or skew is None or made_at > far_edge(query, skew, evidence.grace)
+        is_unsure = is_of_lost_life(query) and not facts.lives.remember(made_at, skew)
+        return PaymentCause.FORGOTTEN if is_late or is_unsure else None
 
-@attrs.frozen(kw_only=True)
-class _Ownership:
-    """Facts that forbid a machine to give a row to a payment.
-
-    Attributes:
-        sole_writer: As for `SQLStore`.
-        facts: The store's facts about the rows.
-        foreign: The payments of other systems within a day, as far as they are shown, if there are such systems.
-        key: Of the digests.
-        is_due: Whether the store is still to be compared with its service.
-    """
-
-    sole_writer: bool | None
-    facts: RowFacts
-    foreign: Sequence[Line]
-    key: str
-    is_due: bool
-
-    @classmethod
-    def read(cls, journal: Journal, walk: Walk, sole_writer: bool | None, settled: timedelta) -> _Ownership:
-        """Return the store's facts about the rows of a listing."""
-        connection, account, columns = journal.connection, journal.account, unmatched.c
-        day = walk.began_at - _DAY
-        others = sa.exists().where(accounts.c.account == account, accounts.c.others_until > walk.began_at)
-        foreign = (columns.is_foreign, columns.first_seen_at >= day, others)
-        return cls(
-            sole_writer=sole_writer,
-            facts=read_row_facts(journal, [row.id for row in walk.rows], owned=(), settled=settled),
-            foreign=find_lines(connection, account, *foreign),
-            key=number_key(connection, account),
-            is_due=connection.execute(sa.select(accounts.c.due_since).where(accounts.c.account == account)).scalar()
-            is not None,
+    def _judge_one(
+        self, journal: Journal, record: PaymentRecord, evidence: Evidence, *, is_whole: bool, asked: str | None
+    ) -> PaymentRecord:
+        query = evidence.searches[record.key]
+        skew = evidence.skew(query)
+        settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
+        control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
+        verdict, rival = evidence.judge(record.key, control), None
+        if verdict.adopt is not None:
+            cause = self._obstacle(journal, record, verdict.adopt, evidence)
+            only = (verdict.adopt.id,)
+            verdict = verdict if cause is None else Verdict(candidates=only, reason=may_be(only, cause))
+        if verdict.adopt is not None:
+            rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
+        elif not verdict.candidates:
+            verdict = evidence.keep_candidates(verdict, record.candidates)
+        look = Look(
+            walk=evidence.walk,
+            verdict=verdict,
+            rival=rival,
+            grace=evidence.grace,
+            is_contradicted=control.is_failed,
+            is_whole=is_whole,
+            is_asked=record.key == asked,
+            is_known=evidence.knows(record.key),
         )
-
-
-def _obstacle(
-    record: PaymentRecord, row: Transaction, evidence: Evidence, ownership: _Ownership
-) -> PaymentCause | None:
-    """Return why no machine may give a row to a payment, though nothing else fits, or None."""
-    query = evidence.searches[record.key]
-    skew = evidence.skew(query)
-    if ownership.sole_writer is False or any(
-        each.is_of(record.type, record.phone_number, record.amount, ownership.key) for each in ownership.foreign
-    ):
-        return PaymentCause.OTHER_SYSTEM
-    if ownership.is_due or ownership.facts.classify(row, skew) is RowClass.LOST:
-        return PaymentCause.FORGOTTEN
-    lives = ownership.facts.lives
-    if query.sent_at >= lives.began_at:
-        return None
-    # Of an earlier life: the store may have forgotten another payment of the kind.
-    made_at = row.created_at
-    is_late = made_at is None or skew is None or made_at > far_edge(query, skew, evidence.grace)
-    is_unsure = is_of_lost_life(query) and not lives.remember(row.created_at, skew)
-    return PaymentCause.FORGOTTEN if is_late or is_unsure else None
-
-
-def _judge_one(
-    journal: Journal,
-    record: PaymentRecord,
-    evidence: Evidence,
-    *,
-    is_whole: bool,
-    ownership: _Ownership,
-    asked: str | None,
-) -> PaymentRecord:
-    query = evidence.searches[record.key]
-    skew = evidence.skew(query)
-    settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
-    control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
-    verdict, rival = evidence.judge(record.key, control), None
-    cause = None if verdict.adopt is None else _obstacle(record, verdict.adopt, evidence, ownership)
-    if verdict.adopt is not None and cause is not None:
-        only = (verdict.adopt.id,)
-        verdict = Verdict(candidates=only, reason=may_be(only, cause))
-    if verdict.adopt is not None:
-        rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
-    elif not verdict.candidates:
-        verdict = evidence.keep_candidates(verdict, record.candidates)
-    look = Look(
-        walk=evidence.walk,
-        verdict=verdict,
-        rival=rival,
-        grace=evidence.grace,
-        is_contradicted=control.is_failed,
-        is_whole=is_whole,
-        is_asked=record.key == asked,
-        is_known=evidence.knows(record.key),
-    )
-    return record_listing(journal, record, look)
+        return record_listing(journal, record, look)
 
 
 def _needs_whole_days(before: Due, record: PaymentRecord, evidence: Evidence) -> bool:
