@@ -161,9 +161,8 @@ class Recovery:
             logger.warning("%s: compare it with your books by payments.audit", said)
             return
         now = self._pipeline.utcnow()
-        newest = await self._store.read(lambda journal: _newest_until(journal, now))
         self._store.due_since = now
-        await self.binding.save(due_since=now, known_until=newest, went_backwards=True, note=note)
+        await self.binding.save(due_since=now, known_until=None, went_backwards=True, note=note)
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.

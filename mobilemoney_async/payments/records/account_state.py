@@ -51,10 +51,7 @@ def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
     if names := connection.execute(queued).scalars().all():
         missing = insert_missing(accounts, connection.dialect.name)
         connection.execute(missing, [{"account": each} for each in names])
-    newest = sa.select(sa.func.max(payments.c.sent_at)).where(
-        payments.c.account == accounts.c.account, payments.c.sent_at <= now
-    )
-    said = {"due_since": now, "known_until": newest.scalar_subquery(), "went_backwards": True, "note": printable(note)}
+    said = {"due_since": now, "known_until": None, "went_backwards": True, "note": printable(note)}
     return connection.execute(accounts.update().values(said)).rowcount
 
 
