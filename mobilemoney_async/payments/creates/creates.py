@@ -45,7 +45,7 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.payments.creates.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
 from mobilemoney_async.payments.ownership.comparison import AccountFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard, duplicate_suspected
-from mobilemoney_async.payments.ownership.evidence import names
+from mobilemoney_async.payments.ownership.evidence import may_be, names
 from mobilemoney_async.payments.ownership.matching import query_for, read_sample
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.ownership.reconciliation import adopt, doubt
@@ -70,8 +70,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds between two looks at a payment that another process is sending.
 _FIRST_LOOK, _LOOK_FACTOR, _LAST_LOOK = 0.05, 1.5, 1.0
-# Transactions named in an error, of those that a payment may be.
-_MOST_NAMED = 3
 
 
 @attrs.define(eq=False)
@@ -79,8 +77,7 @@ class _Progress:
     """Progress of a create, for the error at its deadline."""
 
     is_waiting: bool = True  # for the record of its key
-    is_looking: bool = False
-    is_comparing: bool = False
+    is_reading: bool = False  # the list
     earlier: PaymentRecord | None = None
     on_sending: Callable[[], object] | None = None
     asked_at: datetime | None = None
@@ -146,7 +143,7 @@ class IdempotentCreates:
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
         said = f"the call's deadline of {self._deadline:g} s passed"
-        if progress.is_looking or progress.is_comparing:
+        if progress.is_reading:
             said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
@@ -228,9 +225,9 @@ class IdempotentCreates:
             if record is None or answer is Clearance.SEND:
                 if facts.state is not None:  # before anything is asked of the service; `begin_payment` decides
                     raise suspended(self._store.account, facts.state, facts.state_note)
-                progress.is_comparing = True
+                progress.is_reading = True
                 took_time = await self._recovery.admit(request, facts)
-                progress.is_comparing = False
+                progress.is_reading = False
                 if not took_time:
                     return None if record is None else record.attempt, None
             elif record.state is PaymentState.SENDING and not is_stale(record, now):
@@ -239,9 +236,9 @@ class IdempotentCreates:
             elif has_looked or answer in {Clearance.WAIT, Clearance.DOUBT}:
                 raise await self._refuse(record, answer)
             else:
-                progress.is_looking = True
+                progress.is_reading = True
                 await self._look(record, facts)
-                progress.is_looking, has_looked = False, True
+                progress.is_reading, has_looked = False, True
 
     def _clearance(self, record: PaymentRecord | None, now: datetime, asked_at: datetime | None) -> Clearance:
         """Return whether a key may be sent now; raise `StoreError` if its payment was taken out of the queue."""
@@ -349,12 +346,8 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key
 
 def _unknown(record: PaymentRecord) -> OutcomeUnknown:
     if record.candidates:
-        named = [
-            *map(shown_id, record.candidates[:_MOST_NAMED]),
-            *(["another"] if record.candidates[_MOST_NAMED:] else []),
-        ]
-        said = f"the payment may be {' or '.join(named)}: someone has to look, and to identify() the right one, or to "
-        said += "explain() each that is no order of yours"
+        said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to identify() the "
+        said += "right one, or to explain() each that is no order of yours"
     elif record.state is PaymentState.ABSENT:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.reason is not None:
