@@ -195,7 +195,8 @@ def ask(journal: Journal) -> object:
 
 
 def send_again(journal: Journal) -> object:
-    return begin_payment(journal, DuplicateGuard(journal.account), REQUEST, expected=1, sent_at=LATER, lives=30)
+    guard = DuplicateGuard(journal.account)
+    return begin_payment(journal, guard, REQUEST, expected=1, sent_at=LATER, lives=30, asked_at=LATER)
 
 
 def count_up(row: str) -> Work:

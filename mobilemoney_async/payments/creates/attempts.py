@@ -35,7 +35,7 @@ from mobilemoney_async.payments.creates.disbursement_limits import require_payme
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal, JournalEntry
-from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -103,19 +103,22 @@ class RecordedAttempts:
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
-        check_limits = self._limit_check()
+        time_of = self.store.database.time_of_transaction(self.utcnow)
 
         def begin(journal: Journal) -> int | None:
             nonlocal waited
             # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
             waited = pace * (monotonic() - called)
             self.sent_at = sent_at = called_at + timedelta(seconds=waited)
-
-            check_limits(journal)
-
-            def is_wanted(record: PaymentRecord) -> bool:
-                return withdrawal(record, sent_at, asked_at=self.asked_at) is None
-
+            if self.limits is not None:
+                # A create that finds its payment in the queue is a wish like others, and waits for none of them.
+                require_payment_within(
+                    journal,
+                    self.limits,
+                    self.request,
+                    at=time_of(journal.connection),
+                    is_of_queue=self.asked_at is None,
+                )
             return begin_payment(
                 journal,
                 self.guard,
@@ -123,7 +126,7 @@ class RecordedAttempts:
                 expected=expected,
                 sent_at=sent_at,
                 lives=lives + _MARGIN,
-                is_wanted=is_wanted,
+                asked_at=self.asked_at,
             )
 
         def note(attempt: int | None) -> None:
@@ -146,17 +149,6 @@ class RecordedAttempts:
         if self.attempt is None:
             raise KeyTakenError
         return waited + _MARGIN
-
-    def _limit_check(self) -> Callable[[Journal], object]:
-        """Return a check, for the transaction that begins the payment, that raises `LimitExceeded`."""
-        # A create that finds its payment in the queue is a wish like others, and waits for none of them.
-        limits, request, is_of_queue = self.limits, self.request, self.asked_at is None
-        if limits is None:
-            return lambda _: None
-        time_of = self.store.database.time_of_transaction(self.utcnow)
-        return lambda journal: require_payment_within(
-            journal, limits, request, at=time_of(journal.connection), is_of_queue=is_of_queue
-        )
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

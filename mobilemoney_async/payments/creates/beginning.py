@@ -7,7 +7,7 @@ and the unmatched transactions are read by the statement that makes the row, sin
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,11 +22,11 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     Clearance,
     PaymentEvent,
-    PaymentRecord,
     PaymentRequest,
     PaymentState,
     Source,
     clearance,
+    withdrawal,
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 
@@ -41,7 +41,7 @@ def begin_payment(
     expected: int | None,
     sent_at: datetime,
     lives: float,
-    is_wanted: Callable[[PaymentRecord], bool] | None = None,
+    asked_at: datetime | None = None,
 ) -> int | None:
     """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
 
@@ -53,7 +53,7 @@ def begin_payment(
             is no record.
         sent_at: Now.
         lives: The longest that the request can be on its way, seconds.
-        is_wanted: Whether its record, as it is now, may still be sent; None for any.
+        asked_at: As of `withdrawal`.
 
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
@@ -62,7 +62,7 @@ def begin_payment(
     """
     checks = guard.parameters(journal.connection, request, sent_at)
     beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
-    is_begun = beginning.insert() if expected is None else beginning.send_again(expected, is_wanted)
+    is_begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at)
     if not is_begun:
         # Read after the database has refused the row: because of a duplicate, or of the key itself.
         duplicate = journal.find_duplicate(request)
@@ -101,7 +101,7 @@ class _Beginning:
             self._require_allowed(found)
         return found is not None
 
-    def send_again(self, expected: int, is_wanted: Callable[[PaymentRecord], bool] | None) -> bool:
+    def send_again(self, expected: int, asked_at: datetime | None) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         journal, request = self.journal, self.request
         self._require_allowed(journal.connection.execute(_CHECKS, self.checks).one())
@@ -110,7 +110,7 @@ class _Beginning:
         # process may have changed matters.
         if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
             return False
-        if is_wanted is not None and not is_wanted(to_record(row)):
+        if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
             return False
         values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
         nothing = ("walked_at", "candidates", "ended_at", "error", "is_certain", "looked_at", "look_passed")
