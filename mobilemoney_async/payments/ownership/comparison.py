@@ -13,7 +13,7 @@ What the service made inside a life, and no payment owns, is another system's: t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 import attrs
@@ -227,8 +227,3 @@ def far_edge(query: PaymentQuery, skew: Skew, grace: float) -> datetime:
 def lost_time(newest: datetime, due_since: datetime, skew: Skew, *, went_backwards: bool) -> Span:
     """Return the time that a store which is behind has lost, on the service's clock."""
     return Span(shift(newest, skew.low - CLOCKS), shift(due_since, skew.high + CLOCKS), went_backwards)
-
-
-def rows_since(rows: Iterable[Transaction], start: datetime) -> list[Transaction]:
-    """Return the rows with a readable time from a moment on."""
-    return [row for row in rows if row.created_at is not None and row.created_at >= start]

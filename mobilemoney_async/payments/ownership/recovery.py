@@ -41,7 +41,6 @@ from mobilemoney_async.payments.ownership.comparison import (
     is_comparison_due,
     lost_time,
     must_compare,
-    rows_since,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk
@@ -61,7 +60,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _LEASE = 30.0
 # Seconds between two looks whether another process has ended its comparison.
-_FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
+_PAUSE = 0.3
 # Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
 _BACKOFF, _PATIENCE = 10.0, 10.0
 # Own payments, the latest ones, that show the service's clock.
@@ -219,19 +218,18 @@ class Recovery:
         Raises:
             _UnreadableError: The list did not allow it, or not in time.
         """
-        holder, pause = new_holder(self._pipeline.host), _FIRST_PAUSE
+        holder = new_holder(self._pipeline.host)
         lease = TaskLease(self._store.database, self._store.account, "recovery", holder, _LEASE)
         try:
             with anyio.fail_after(patience):
                 while not await lease.take():
-                    await anyio.sleep(pause)
-                    pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
+                    await anyio.sleep(_PAUSE)
                     facts = await self.binding.read()
                     if not must_compare(facts, self._pipeline.utcnow()):
                         return True
         except TimeoutError:
             raise _UnreadableError(_UNREADABLE) from None
-        async with lease.held(poll=pause):
+        async with lease.held(poll=_PAUSE):
             await self._compare(facts, patience)
         return True
 
@@ -294,20 +292,18 @@ class Recovery:
             rows = [row for row in comparison.rows if lost.holds(row.created_at)]
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
-        settles_at: datetime | None = due.facts.again_at or due.since + self._grace
-        is_late = settles_at is not None and walk.began_at >= settles_at
         is_unsure = due.went_backwards or lost is not None or not has_own
-        if is_late or not is_unsure:
-            settles_at = None
+        settles_at = due.facts.again_at or due.since + self._grace
+        again_at = settles_at if is_unsure and walk.began_at < settles_at else None
         count = await self._store.write(
-            lambda journal: self._record(journal, due, rows, lost, skew=comparison.skew, settles_at=settles_at, now=now)
+            lambda journal: self._record(journal, due, rows, lost, skew=comparison.skew, again_at=again_at, now=now)
         )
         self._store.due_since = None
         lost_at = due.facts.lost_at
         is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
         if count and lost is not None and not is_told:
             self._report(count, lost.start)
-        return _NOT_YET if settles_at is not None and due.went_backwards else None
+        return _NOT_YET if again_at is not None and due.went_backwards else None
 
     async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
         """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
@@ -345,11 +341,9 @@ class Recovery:
         for some in chunks({name for each in open_ones for name in each.candidates}.intersection(ids)):
             known = find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
             noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
-        rows = [
-            row
-            for row in rows_since(walk.rows, _since(due, skew))
-            if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION
-        ]
+        since = _since(due, skew)
+        recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
+        rows = [row for row in recent if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
         if rows and (skew is None or skew.high - skew.low > CLOCKS):
             self.memory.in_question = [row for row in rows if str(row.status) not in FAILED]
             return None, bool(owned)
@@ -371,7 +365,7 @@ class Recovery:
         lost: Span | None,
         *,
         skew: Skew,
-        settles_at: datetime | None,
+        again_at: datetime | None,
         now: datetime,
     ) -> int:
         """Write the result of a comparison, and return how many transactions of a lost time are new."""
@@ -386,8 +380,8 @@ class Recovery:
         count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
         if due.went_backwards or not due.facts.is_in_contact(now):
             begin_life(connection, account, due.since, now)
-        values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": settles_at}
-        values["went_backwards"] = due.went_backwards and settles_at is not None
+        values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": again_at}
+        values["went_backwards"] = due.went_backwards and again_at is not None
         values |= {"timeline": due.facts.timeline_now, "lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
         if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
             values["feed_epoch"] = new_epoch()
