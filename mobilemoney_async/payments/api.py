@@ -25,7 +25,7 @@ from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read
 from mobilemoney_async.payments.ownership.imports import import_transactions
 from mobilemoney_async.payments.ownership.matching import contradictions, query_for
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
-from mobilemoney_async.payments.ownership.reconciliation import adopt, look_again
+from mobilemoney_async.payments.ownership.reconciliation import adopt, look_again, lose_stale
 from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records import queries
@@ -601,8 +601,7 @@ def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
-        at = now if record.stale_at is None else min(now, record.stale_at)
-        lost = journal.apply(JournalEntry(key, record.attempt, PaymentEvent.LOSE, source=Source.PERSON, at=at))
+        lost = lose_stale(journal, record, now, source=Source.PERSON)
         if isinstance(lost, StoreError):
             raise lost
         record = lost

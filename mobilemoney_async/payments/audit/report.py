@@ -15,7 +15,16 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
-from mobilemoney_async.payments.ownership.matching import KindIndex, Match, Spellings, learn, match, query_for
+from mobilemoney_async.payments.ownership.matching import (
+    KindIndex,
+    Match,
+    Spellings,
+    estimate_skew,
+    learn,
+    match,
+    own_samples,
+    query_for,
+)
 from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
 
@@ -195,11 +204,8 @@ class Comparison:
 
     @on_its_way.default
     def _find_on_its_way(self) -> Sequence[Transaction]:
-        made = ((row.created_at, self.owned[row.id]) for row in self.rows if row.id in self.owned)
-        ahead = min(
-            (at - each.sent_at for at, each in made if at and each.sent_at and not each.is_adopted),
-            default=timedelta(0),
-        )
+        skew = estimate_skew(own_samples((self.owned.get(row.id), row) for row in self.rows))
+        ahead = timedelta(0) if skew is None else skew.high
         found: list[Transaction] = []
         for row in self._unowned():
             near = self._near(row)
@@ -243,9 +249,9 @@ class Comparison:
         if not record.is_final and is_final_there:
             yield difference(DifferenceKind.STATE, said, record, row)
         elif record.is_final and record.status != row.status:
-            found = difference(DifferenceKind.STATE, said, record, row)
-            shown = tuple(_commands(DifferenceKind.CONTENT, record, row))
-            yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT], commands=shown)  # a final state stays
+            # A final state stays: somebody has to ask which one is true.
+            step = NextStep(_ADVICE[DifferenceKind.CONTENT], tuple(_commands(DifferenceKind.CONTENT, record, row)))
+            yield difference(DifferenceKind.STATE, said, record, row, step)
 
     def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
         """Return the differences. A number that is masked, cut or missing in the list is no difference."""

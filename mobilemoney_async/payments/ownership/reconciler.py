@@ -270,7 +270,7 @@ class Reconciler:
             rival=rival,
             grace=evidence.grace,
             is_contradicted=control.is_failed,
-            is_whole=is_whole,
+            is_part=not is_whole and not evidence.walk.is_complete,
             is_asked=record.key == asked,
             is_known=evidence.knows(record.key),
         )

@@ -70,11 +70,14 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
     # has locked is left to the next time.
     for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():
         if row.key not in busy:
-            at = now if row.stale_at is None else min(now, row.stale_at)
-            said = "the process that sent it did not record the result"
-            journal.apply(
-                JournalEntry(row.key, row.attempt, PaymentEvent.LOSE, source=Source.RECONCILE, at=at, detail=said)
-            )
+            lose_stale(journal, to_record(row), now, source=Source.RECONCILE)
+
+
+def lose_stale(journal: Journal, record: PaymentRecord, now: datetime, *, source: Source) -> PaymentRecord | StoreError:
+    """Make a payment unknown whose sender must have died."""
+    at = now if record.stale_at is None else min(now, record.stale_at)
+    said = "the process that sent it did not record the result"
+    return journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.LOSE, source=source, at=at, detail=said))
 
 
 def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> bool:
@@ -102,7 +105,7 @@ class Look:
         rival: The key of a payment whose earlier attempt may have made the match of the verdict as well.
         grace: Seconds after the end of its request for which a listing may miss a payment that exists.
         is_contradicted: Whether it contradicts known payments: then it is no look at all.
-        is_whole: Whether whole days were asked for, rather than the pages near the send.
+        is_part: Whether only pages near the send were read.
         is_asked: Whether a create waits for it.
         is_known: Whether all rows were read of the time in which the payment may have been made.
     """
@@ -112,7 +115,7 @@ class Look:
     rival: str | None = None
     grace: float
     is_contradicted: bool = False
-    is_whole: bool = True
+    is_part: bool = False
     is_asked: bool = False
     is_known: bool = True
 
@@ -174,10 +177,16 @@ def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[st
             return doubted
         # A payment of the same kind is unknown: that one comes first.
         return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
-    if not look.is_whole and not look.walk.is_complete:
+    if look.is_part:
         # A part of the list leaves open whether there is another one: the caller reads the rest.
         return attrs.evolve(current, candidates=candidates)
-    return _record_candidates(journal, current, candidates, look, verdict.reason)
+    values: dict[str, Any] = {"next_look_at": _next_look(current, look, verdict.reason)}
+    values |= reason_columns(verdict.reason)
+    if candidates != current.candidates:
+        # Seen, perhaps: earlier listings that missed it no longer count.
+        values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
+        journal.note(current.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
+    return to_record(journal.update(current.key, values))
 
 
 def doubt(
@@ -325,18 +334,6 @@ def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
         journal.stop(row, {"stops_kind": True})
 
 
-def _record_candidates(
-    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look, reason: Reason | None
-) -> PaymentRecord:
-    at = look.at
-    values: dict[str, Any] = {"next_look_at": _next_look(current, look, reason), **reason_columns(reason)}
-    if candidates != current.candidates:
-        # Seen, perhaps: earlier listings that missed it no longer count.
-        values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
-        journal.note(current.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
-    return to_record(journal.update(current.key, values))
-
-
 def _next_look(
     record: PaymentRecord,
     look: Look,
@@ -383,24 +380,24 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     at, verdict, reason = look.at, look.verdict, look.verdict.reason
     if current.ended_at is None or look.walk.began_at < current.ended_at:
         return current
-    has_counted, is_part = look.counts(current, row.walked_at), not look.is_whole and not look.walk.is_complete
+    has_counted = look.counts(current, row.walked_at)
     values: dict[str, Any] = {}
     if has_counted:
         values |= {"walks": current.walks + 1, "walked_at": at}
     if verdict.is_clear and not look.is_contradicted:
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
-    if is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
+    if look.is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
         reason = None  # as it was meant to be
     walks = values.get("walks", current.walks)
     # Only a listing after the grace period passes its control.
     is_absent = current.state is PaymentState.UNKNOWN and verdict.absent_ok and walks >= LISTINGS
-    is_of_others = is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
+    is_of_others = look.is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
     # A look at a part of the list puts nothing off.
     if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
         left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
         is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)
         values["next_look_at"] = _next_look(left, look, reason, walked_at=walked_at, is_done=is_done)
-        values |= reason_columns(reason) if not is_part or current.state is PaymentState.UNKNOWN else {}
+        values |= reason_columns(reason) if not look.is_part or current.state is PaymentState.UNKNOWN else {}
     changed = to_record(journal.update(current.key, values)) if values else current
     if not is_absent:
         return changed
