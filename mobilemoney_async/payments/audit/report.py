@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, localcontext
+from functools import cached_property
 
 import attrs
 
@@ -167,8 +168,6 @@ class Comparison:
         began_at: When the listing began.
         now: When it ended.
         grace: For how long a transaction that no payment claims may be on its way.
-        own_rows: The rows of this merchant.
-        on_its_way: Those that no payment claims yet.
     """
 
     rows: Sequence[Transaction] = attrs.field(repr=False)
@@ -180,30 +179,28 @@ class Comparison:
     began_at: datetime
     now: datetime
     grace: timedelta
-    own_rows: Sequence[Transaction] = attrs.field(init=False, repr=False)
-    _spellings: Spellings = attrs.field(init=False, repr=False)
-    _index: KindIndex[PaymentRecord] = attrs.field(init=False, repr=False)
-    on_its_way: Sequence[Transaction] = attrs.field(init=False, repr=False)
 
-    @own_rows.default
-    def _find_own_rows(self) -> Sequence[Transaction]:
+    @cached_property
+    def own_rows(self) -> Sequence[Transaction]:
+        """Rows of this merchant."""
         own = self.facts.merchant_id
         return [row for row in self.rows if not row.merchant_id or not own or row.merchant_id == own]
 
-    @_spellings.default
-    def _learn(self) -> Spellings:
+    @cached_property
+    def _spellings(self) -> Spellings:
         return learn(self.rows, self.owned, self.facts.merchant_id)
 
-    @_index.default
-    def _index_payments(self) -> KindIndex[PaymentRecord]:
+    @cached_property
+    def _index(self) -> KindIndex[PaymentRecord]:
         index, keys = KindIndex[PaymentRecord](), {each.key for each in self.owned.values()}
         for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
             if record.sent_at is not None:
                 index.add_query(query_for(record), record)
         return index
 
-    @on_its_way.default
-    def _find_on_its_way(self) -> Sequence[Transaction]:
+    @cached_property
+    def on_its_way(self) -> Sequence[Transaction]:
+        """Rows that no payment claims yet."""
         skew = estimate_skew(own_samples((self.owned.get(row.id), row) for row in self.rows))
         ahead = timedelta(0) if skew is None else skew.high
         found: list[Transaction] = []

@@ -28,6 +28,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from functools import cached_property
 from itertools import chain
 
 import attrs
@@ -168,7 +169,6 @@ class Evidence:
         hidden: Payments with a known transaction that the listing does not show, though it covers their days.
         explained_ids: Transactions that an operator has explained: they are none of these payments.
         merchant_id: The account's merchant at the service, if known.
-        spellings: Those that the owned transactions prove.
     """
 
     walk: Walk
@@ -178,38 +178,34 @@ class Evidence:
     hidden: Sequence[PaymentRecord] = ()
     explained_ids: Container[str] = ()
     merchant_id: str | None = None
-    spellings: Spellings = attrs.field(init=False)
-    _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
-    _free: KindIndex[Transaction] = attrs.field(init=False, repr=False)
-    _searched: KindIndex[str] = attrs.field(init=False, repr=False)
-    _witnesses: Sequence[ClockSample] = attrs.field(init=False, repr=False)
 
-    @spellings.default
-    def _learn(self) -> Spellings:
+    @cached_property
+    def spellings(self) -> Spellings:
+        """Spellings that the owned transactions prove."""
         return learn(self.walk.rows, self.owned, merchant_id=self.merchant_id)
 
-    @_rows.default
-    def _index(self) -> Mapping[str, Transaction]:
+    @cached_property
+    def _rows(self) -> Mapping[str, Transaction]:
         return {row.id: row for row in self.walk.rows}
 
-    @_free.default
-    def _index_free(self) -> KindIndex[Transaction]:
-        """Return the rows that nothing claims."""
+    @cached_property
+    def _free(self) -> KindIndex[Transaction]:
+        """Rows that nothing claims."""
         free = KindIndex[Transaction]()
         for row in self.walk.rows:
             if self._is_mistaken(row) or not self._is_settled_id(row.id):
                 free.add_row(row)
         return free
 
-    @_searched.default
-    def _index_searches(self) -> KindIndex[str]:
+    @cached_property
+    def _searched(self) -> KindIndex[str]:
         searched = KindIndex[str]()
         for key, query in self.searches.items():
             searched.add_query(query, key)
         return searched
 
-    @_witnesses.default
-    def _compare_clocks(self) -> Sequence[ClockSample]:
+    @cached_property
+    def _witnesses(self) -> Sequence[ClockSample]:
         return own_samples((self.owned.get(row.id), row) for row in self.walk.rows)
 
     def _is_settled_id(self, id: str | None) -> bool:
