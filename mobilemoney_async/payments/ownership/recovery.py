@@ -42,7 +42,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     lost_time,
     must_compare,
 )
-from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
+from mobilemoney_async.payments.ownership.duplicates import require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
@@ -54,7 +54,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -69,7 +69,6 @@ _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
-_NO_CLOCK = "nothing shows the service's clock"
 
 
 class _UnreadableError(Exception):
@@ -138,7 +137,6 @@ class Recovery:
             await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
         now = self._pipeline.utcnow()
         if not must_compare(facts, now):
-            self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
@@ -149,8 +147,6 @@ class Recovery:
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
-            if facts.shows_loss or not facts.has_others(now):
-                await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
 
     async def restored(self, note: str) -> None:
@@ -283,9 +279,6 @@ class Recovery:
         """Compare the list with the store; return why it does not suffice, or None."""
         walk, skew = await self._list(due)
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew))
-        if comparison is None:
-            return _NO_CLOCK
-        self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs:
             lost = lost_time(due.newest, due.since, comparison.skew, went_backwards=due.went_backwards)
@@ -305,15 +298,15 @@ class Recovery:
             self._report(count, lost.start)
         return _NOT_YET if again_at is not None and due.went_backwards else None
 
-    async def _list(self, due: _Due) -> tuple[Walk, Skew | None]:
+    async def _list(self, due: _Due) -> tuple[Walk, Skew]:
         """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
         start = shift(due.newest, self._store.clock_offset - CLOCKS)
         walk = await self._list_since(start, due)
         skew = await self._skew(walk)
-        needed = _since(due, skew)
+        needed = shift(due.newest, skew.low - CLOCKS)
         if needed < start and not walk.is_complete:
             walk = await self._list_since(needed, due)
-            skew = await self._skew(walk) or skew
+            skew = await self._skew(walk)
         return walk, skew
 
     async def _list_since(self, start: datetime, due: _Due) -> Walk:
@@ -323,14 +316,18 @@ class Recovery:
             walk = await self._lister.complete(due.first_day)
         return walk
 
-    async def _skew(self, walk: Walk) -> Skew | None:
-        """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers."""
+    async def _skew(self, walk: Walk) -> Skew:
+        """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers.
+
+        Where neither shows it, rows of a day before and after are compared.
+        """
         owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
-        return estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
+        skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
+        return Skew(low=-_DAY, high=_DAY) if skew is None or skew.high - skew.low > CLOCKS else skew
 
-    def _read(self, journal: Journal, walk: Walk, due: _Due, skew: Skew | None) -> tuple[Comparison | None, bool]:
-        """Return the comparison of the rows with the store, None if no clock is known for it; and if one is owned."""
+    def _read(self, journal: Journal, walk: Walk, due: _Due, skew: Skew) -> tuple[Comparison, bool]:
+        """Return the comparison of the rows with the store, and whether a payment owns one."""
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
         open_ones = doubtful(journal, due.first_day)
@@ -341,17 +338,14 @@ class Recovery:
         for some in chunks({name for each in open_ones for name in each.candidates}.intersection(ids)):
             known = find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
             noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
-        since = _since(due, skew)
+        since = shift(due.newest, skew.low - CLOCKS)
         recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
         rows = [row for row in recent if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
-        if rows and (skew is None or skew.high - skew.low > CLOCKS):
-            self.memory.in_question = [row for row in rows if str(row.status) not in FAILED]
-            return None, bool(owned)
         may_exist = (each for each in open_ones if each.sent_at is not None and each.state is not PaymentState.ABSENT)
         comparison = Comparison(
             rows=rows,
             searches=[query_for(each) for each in may_exist],
-            skew=skew or Skew(low=timedelta(0), high=timedelta(0)),
+            skew=skew,
             began_at=due.since,
             grace=self._store.grace,
         )
@@ -399,11 +393,6 @@ class Recovery:
             f"{since:%Y-%m-%d %H:%M:%S} UTC",
             OTHERS_PAY,
         )
-
-
-def _since(due: _Due, skew: Skew | None) -> datetime:
-    """Return from when on rows are compared, on the service's clock; a day before where nothing shows that."""
-    return shift(due.newest, (-_DAY if skew is None else skew.low) - CLOCKS)
 
 
 def _first_created(journal: Journal) -> datetime | None:
