@@ -546,24 +546,6 @@ async def test_a_merchant_is_known_from_its_first_final_state_on(
     assert caplog.text.count("is another merchant's") == 1
 
 
-@pytest.mark.slow
-async def test_a_merchant_is_known_from_the_first_page_on(world: World, client: AsyncClient) -> None:
-    """One that shows a payment of ours, final or not, as it was made."""
-    other = "merchant-2"
-    world.service.list = ListBehaviour(all_merchants=True)
-    await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
-    first, second = world.service.payments
-    second.amount, second.merchant_id = "777", other  # shows nothing about our merchant
-    await client.transactions.page()
-    second.amount, first.merchant_id = "5000", other
-    async with client.poller(timeout=60) as poller:
-        for payment in (first, second):
-            world.service.finish(payment)
-            poller.track(payment.id)
-            with pytest.raises(StoreError, match=f"transaction {payment.id} is another merchant's"):
-                await poller.wait(payment.id)
-
-
 async def test_a_transaction_of_another_merchant_ends_no_payment(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -685,7 +667,7 @@ async def test_tokens_that_change_every_hour_cost_one_lookup(world: World) -> No
 
 
 @pytest.mark.slow
-async def test_more_processes_than_an_account_remembers(world: World) -> None:
+async def test_each_of_many_credentials_is_looked_at_once(world: World) -> None:
     """Thirty processes with a token each look an own transaction up once, and not before each payment."""
     async with AsyncExitStack() as stack:
         clients = []

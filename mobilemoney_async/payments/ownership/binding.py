@@ -44,7 +44,7 @@ from mobilemoney_async.payments.records.rows import to_record
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Credentials that an account remembers.
-_MOST_CREDENTIALS = 20
+_MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
