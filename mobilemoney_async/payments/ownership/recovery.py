@@ -264,13 +264,9 @@ class Recovery:
         since = self._store.due_since
         if since is None or since != facts.due_since:
             self._store.due_since = since = now
-        newest = facts.known_until if facts.due_since is not None else None
+        newest, until = facts.known_until, since
         if newest is None:
-            until = since
-            found = await self._store.read(lambda journal: _newest_until(journal, until))
-            if found is None and facts.first_record_at is None:  # all that is queued may have been sent
-                found = await self._store.read(_first_created)
-            newest = found or facts.first_record_at or since
+            newest = await self._store.read(lambda journal: _newest(journal, facts, until))
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
@@ -395,18 +391,14 @@ class Recovery:
         )
 
 
-def _first_created(journal: Journal) -> datetime | None:
-    """Return when the account's first payment was recorded, or None."""
-    of_account = payments.c.account == journal.account
-    found: datetime | None = journal.connection.execute(
-        sa.select(sa.func.min(payments.c.created_at)).where(of_account)
-    ).scalar_one()
-    return found
+def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
+    """Return when the newest payment with a known transaction was sent, until a time.
 
-
-def _newest_until(journal: Journal, at: datetime) -> datetime | None:
-    """Return when the newest payment with a known transaction was sent, until a time, or None."""
+    Of an account without one, when its first payment began; where it has only queued ones, all of them may have been.
+    """
     table = payments.c
-    here = (table.account == journal.account, table.sent_at <= at, table.transaction_id.is_not(None))
+    here = (table.account == journal.account, table.sent_at <= until, table.transaction_id.is_not(None))
     newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
-    return journal.connection.execute(newest).scalar_one_or_none()
+    first = sa.select(sa.func.min(table.created_at)).where(table.account == journal.account)
+    sent_at: datetime | None = journal.connection.execute(newest).scalar_one_or_none() or facts.first_record_at
+    return sent_at or journal.connection.execute(first).scalar_one() or until
