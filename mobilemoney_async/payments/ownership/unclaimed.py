@@ -9,7 +9,7 @@ reported once.
 
 - True: a payment has acknowledged it, so it also shows which merchant is ours.
 - False: it is history, of another merchant, or was found in the list by its payment.
-- a `_Sighting`: nothing owns it yet.
+- a time: nothing owns it yet, and it is judged from then on.
 - its status: it was reported, or explained.
 
 Critical section: of several processes that report a row at once, the one that has noted so does it. A task that is
@@ -24,7 +24,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -66,14 +65,6 @@ _CONTACT = timedelta(minutes=1)
 _UNKNOWN_CLOCK = timedelta(days=1)
 
 _columns = unmatched.c
-
-
-@attrs.frozen
-class _Sighting:
-    """First sighting of a row, and the time from which it is judged, both on our clock."""
-
-    first_at: datetime
-    due_at: datetime
 
 
 class UnclaimedObserver:
@@ -132,8 +123,8 @@ class UnclaimedObserver:
     def _is_new(self, row: Transaction, now: datetime) -> bool:
         """Return whether the store has to be asked about a row that is not known to be owned or settled."""
         known = self._seen.get(row.id)
-        if isinstance(known, _Sighting):
-            return now >= known.due_at
+        if isinstance(known, datetime):
+            return now >= known
         return known != row.status and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
@@ -152,9 +143,9 @@ class UnclaimedObserver:
         for row in (each for each in new if each.id not in owned):
             line = lines.get(row.id)
             if line is None:
-                first_at = self._first_seen(row, began_at, now)
-                if first_at is not None:
-                    fresh.append((row, first_at))
+                due_at = self._due_at(row, began_at, now)
+                if due_at is not None:
+                    fresh.append((row, due_at))
             elif line.shown.state != OPEN:
                 self._store.remember(row.id, str(row.status))
             else:
@@ -163,7 +154,7 @@ class UnclaimedObserver:
                     self._store.remember(row.id, str(row.status))
                 else:
                     is_due = is_due or now >= line.due_at
-                    self._store.remember(row.id, _Sighting(line.shown.first_seen_at, max(line.due_at, now)))
+                    self._store.remember(row.id, max(line.due_at, now))
         if fresh or changed or is_due:
             await self._write(account, fresh, changed, now)
 
@@ -172,8 +163,8 @@ class UnclaimedObserver:
         """How far the service's clock is ahead at least; nothing if that is not known."""
         return timedelta(0) if self._skew is None else self._skew.low
 
-    def _first_seen(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
-        """Return when a row without an owner was first seen, if it is to have a line now; else remember it.
+    def _due_at(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
+        """Return from when a row without an owner is judged, if it is to have a line now; else remember it.
 
         `began_at` is when the account made its first payment, on the service's clock.
         """
@@ -185,10 +176,10 @@ class UnclaimedObserver:
         if found is not RowClass.UNMATCHED:
             self._store.remember(row.id, False)
             return None
-        first_at = known.first_at if isinstance(known, _Sighting) else now
+        due_at = known if isinstance(known, datetime) else now + self._wait
         is_old = made_at is None or made_at < shift(now, self._ahead - self._wait)
-        self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
-        return first_at if is_old or now >= first_at + self._wait else None
+        self._store.remember(row.id, due_at)
+        return due_at if is_old or now >= due_at else None
 
     async def _write(
         self,
@@ -197,7 +188,7 @@ class UnclaimedObserver:
         changed: Sequence[Transaction],
         now: datetime,
     ) -> None:
-        """Add lines for rows with their first sightings, and new states of others; report the unclaimed ones."""
+        """Add lines for rows, each with when it is judged, and new states of others; report the unclaimed ones."""
 
         async def write() -> None:
             told, waiting, is_full = await self._store.write(
@@ -205,7 +196,7 @@ class UnclaimedObserver:
             )
             self._seen.update((each.transaction_id, str(each.status)) for each in told)
             # A row that an open attempt may have made is looked at again, since that may have made another one.
-            self._seen.update((each.id, _Sighting(each.shown.first_seen_at, now + self._wait)) for each in waiting)
+            self._seen.update((each.id, now + self._wait) for each in waiting)
             self._report(told, now, is_full=is_full)
 
         await shielded(write)  # once it is noted, a row is reported by this task or never
@@ -231,20 +222,19 @@ class UnclaimedObserver:
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False
         facts, others = read_row_facts(journal, [], owned=(), settled=self._wait) if fresh else RowFacts(), 0
-        for row, first_at in fresh:
+        for row, due_at in fresh:
             like = find_attempt(journal.connection, name, row)
             lost = facts.lost_time(row, self._skew)
             is_foreign = self._is_foreign(row, like, facts)
             if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
                 is_full = True
                 continue
-            due_at = first_at + self._wait
             is_new = add_line(
                 journal.connection,
                 name,
                 row,
                 account.number_key,
-                first_at=first_at,
+                first_at=due_at - self._wait,
                 due_at=due_at,
                 now=now,
                 kind=None if like is None else (like[1].type, like[1].phone_number),
