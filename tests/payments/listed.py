@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import PaymentRecord, PaymentState, Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.ownership.evidence import Control, Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk
 from mobilemoney_async.payments.ownership.matching import ClockSample, PaymentQuery, Skew
 from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -91,9 +91,7 @@ def clock(skew: Skew | None) -> tuple[ClockSample, ...]:
 def judged(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None, **changes: Any) -> Verdict:
     """Return the verdict from a listing of everything that nothing owns, and that passed its control."""
     walk = listing(rows, dates=clock(skew), **changes)
-    return Evidence(walk=walk, owned={}, searches={"order-1": query}, grace=120.0).judge(
-        "order-1", Control(passed=True)
-    )
+    return Evidence(walk=walk, owned={}, searches={"order-1": query}, grace=120.0).judge("order-1", None)
 
 
 def time_of(row: Transaction) -> datetime:

@@ -71,9 +71,9 @@ DEFECTS = (
     Defect(  # before "payments: a list that hides any own payment of its days shows no absence", and more of it
         "absence needs no control and no grace period",
         "payments/ownership/evidence.py",
-        "            if reason is not None:\n                return Control(is_failed=True, reason=reason)\n"
-        "        if not self._is_settled(query):\n            return Control(reason=Reason(PaymentCause.IN_GRACE))\n",
-        "            return Control(passed=True)\n",
+        "            if reason is not None:\n                return reason\n"
+        "        if not self._is_settled(query):\n            return Reason(PaymentCause.IN_GRACE)\n",
+        "            return None\n",
     ),
     Defect(  # before "sharing: a poller follows new payments also after the feed has begun anew"
         "the poller's cursor is dead for ever",

@@ -121,21 +121,6 @@ class Walk:
 
 
 @attrs.frozen(kw_only=True)
-class Control:
-    """Result of the positive control: passed, failed, or neither, if there are too few payments to compare with.
-
-    Attributes:
-        passed: Whether own payments before and after the search are shown and recognised.
-        is_failed: Whether one of them is not shown, or not recognised.
-        reason: The reason if it has not passed.
-    """
-
-    passed: bool = False
-    is_failed: bool = False
-    reason: Reason | None = None
-
-
-@attrs.frozen(kw_only=True)
 class Verdict:
     """Conclusion from one listing about a payment.
 
@@ -238,8 +223,10 @@ class Evidence:
         query = self.searches[key]
         return self.walk.knows(*query.window(self.skew(query)))
 
-    def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Control:
+    def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Reason | None:
         """Compare the listing with payments that are known to exist, before and after a search.
+
+        Returns the reason why it shows no absence, one of `CONTRADICTIONS` where it is no evidence at all; or None.
 
         Of `known` count the nearest three on each side that have a transaction and are of the search's type (the list
         may treat the other type otherwise), at most seven days away, and in the days that were asked for. Their request
@@ -258,23 +245,23 @@ class Evidence:
             compared = [*chain.from_iterable(sides), *self._with_place(hidden, skew)]
             reason = next(filter(None, (self._contradiction(record, skew) for record in compared)), None)
             if reason is not None:
-                return Control(is_failed=True, reason=reason)
+                return reason
         if not self._is_settled(query):
-            return Control(reason=Reason(PaymentCause.IN_GRACE))
+            return Reason(PaymentCause.IN_GRACE)
         if not earlier:
             begin = query.window(skew)[0]
             has_older = any(row.created_at is not None and row.created_at <= begin for row in self.walk.rows)
             is_too_old = self.walk.is_complete and not has_older
-            return Control(reason=Reason(PaymentCause.TOO_OLD if is_too_old else PaymentCause.NO_EARLIER))
+            return Reason(PaymentCause.TOO_OLD if is_too_old else PaymentCause.NO_EARLIER)
         if not later:
-            return Control(reason=Reason(PaymentCause.NO_LATER))
+            return Reason(PaymentCause.NO_LATER)
         if not self.walk.is_complete:
-            return Control(reason=_NOT_WHOLE)
+            return _NOT_WHOLE
         for side in (earlier, later):
             if not self._with_place(side, skew):
                 is_untimed = any(self._is_untimed(record) for record in side)
-                return Control(reason=Reason(PaymentCause.UNTIMED if is_untimed else PaymentCause.OTHER_DAYS))
-        return Control(passed=True)
+                return Reason(PaymentCause.UNTIMED if is_untimed else PaymentCause.OTHER_DAYS)
+        return None
 
     def _nearest(
         self, query: PaymentQuery, known: Iterable[PaymentRecord]
@@ -317,8 +304,8 @@ class Evidence:
             return None
         return Reason(PaymentCause.ALTERED, record.key)
 
-    def judge(self, key: str, control: Control) -> Verdict:
-        """Return the conclusion about one of the payments that are searched for, with its positive control."""
+    def judge(self, key: str, control: Reason | None) -> Verdict:
+        """Return the conclusion about one of the payments that are searched for; `control` as of that."""
         query = self.searches[key]
         skew = self.skew(query)
         first, last = query.reach(skew)
@@ -331,8 +318,8 @@ class Evidence:
         flaw = self._flaw(query, skew)
         if not near:
             if flaw is not None:
-                return Verdict(reason=flaw if self.walk.is_complete else control.reason or flaw)
-            return Verdict(is_clear=True, has_none_near=True, absent_ok=control.passed, reason=control.reason)
+                return Verdict(reason=flaw if self.walk.is_complete else control or flaw)
+            return Verdict(is_clear=True, has_none_near=True, absent_ok=control is None, reason=control)
         ids = sorted(near)
         fit, row = near[ids[0]]
         if len(near) == 1 and fit is Match.CERTAIN and self._is_believed(query, row, skew):

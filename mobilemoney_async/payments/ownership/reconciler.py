@@ -42,7 +42,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.due import Due, due, neighbours
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, find_all, merchant_of, owners, select
-from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.reasons import CONTRADICTIONS, PaymentCause
 from mobilemoney_async.payments.records.record import (
     Clearance,
     PaymentRecord,
@@ -269,7 +269,7 @@ class Reconciler:
             verdict=verdict,
             rival=rival,
             grace=evidence.grace,
-            is_contradicted=control.is_failed,
+            is_contradicted=control is not None and control.cause in CONTRADICTIONS,
             is_part=not is_whole and not evidence.walk.is_complete,
             is_asked=record.key == asked,
             is_known=evidence.knows(record.key),

@@ -90,6 +90,11 @@ LACKS: frozenset[PaymentCause] = frozenset(
 )
 """Causes for which no listing can show that a payment is absent: time has to pass, or another payment to settle."""
 
+CONTRADICTIONS: frozenset[PaymentCause] = frozenset(
+    {PaymentCause.UNREADABLE, PaymentCause.HIDDEN, PaymentCause.ALTERED}
+)
+"""Causes for which a listing is no evidence: it does not show a payment of ours as it was made."""
+
 
 @attrs.frozen
 class Reason:
