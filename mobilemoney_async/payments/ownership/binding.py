@@ -34,7 +34,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.ownership.comparison import AccountFacts, must_compare
-from mobilemoney_async.payments.ownership.lives import go_on, is_worth_a_write
+from mobilemoney_async.payments.ownership.lives import go_on
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import CONFLICTS, Journal
@@ -48,6 +48,8 @@ _MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
+# Less of a life is not worth a write.
+_CONTACT = timedelta(minutes=1)
 
 
 _here = payments.c.account == sa.bindparam("of_account")
@@ -216,7 +218,8 @@ class Binding:
     async def keep_contact(self, facts: AccountFacts | None = None) -> None:
         """Write at most once a minute that the store's life goes on; not while it is to be compared."""
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
-        if not must_compare(facts, now) and is_worth_a_write(facts, now):
+        is_late = facts.life_until is not None and now - facts.life_until >= _CONTACT
+        if is_late and not must_compare(facts, now):
             await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), share_key="")
 
     async def save(self, **values: Any) -> None:

@@ -7,15 +7,10 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from mobilemoney_async.database.schema import insert_missing, lives, lost_times
-from mobilemoney_async.payments.ownership.comparison import CONTACT, AccountFacts, Lives, Span
+from mobilemoney_async.payments.ownership.comparison import CONTACT, Lives, Span
 
-# For how long lives are kept, and how much of one is not worth a write.
-_KEPT, _STEP = timedelta(days=30), timedelta(minutes=1)
-
-
-def is_worth_a_write(facts: AccountFacts, now: datetime) -> bool:
-    """Return whether a life that goes on is to be written."""
-    return facts.life_until is not None and _STEP <= now - facts.life_until < CONTACT
+# For how long lives are kept.
+_KEPT = timedelta(days=30)
 
 
 def go_on(connection: sa.Connection, account: str, now: datetime) -> None:

@@ -197,10 +197,6 @@ class Recovery:
             self._store.due_since = None
             await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
 
-    def _put_off(self, obstacle: str) -> None:
-        """Ask for the list no more for a while, since it could not be read, or shows too little."""
-        self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
-
     async def _compare_alone(self, facts: AccountFacts, patience: float | None) -> bool:
         """Compare the store as the only process of the account, or wait for the one that does.
 
@@ -240,16 +236,18 @@ class Recovery:
         if anyio.current_time() >= self.memory.unreadable_until:
             try:
                 with anyio.fail_after(patience):
-                    obstacle = await self._look(due)
-                if obstacle is None:
+                    is_over = await self._look(due)
+                if is_over:
                     if facts.lost_until is not None:
                         self._store.newest = facts.newest
                     return
+                obstacle = _NOT_YET
             except StoreError:
                 raise
             except (MobileMoneyError, TimeoutError) as exc:
                 cause, obstacle = exc, f"{_UNREADABLE}: {str(exc) or 'no answer came in time'}"
-            self._put_off(obstacle)
+            # For a while the list is not asked for again.
+            self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
         raise _UnreadableError(self.memory.obstacle) from cause
 
     async def _note_due(self, facts: AccountFacts) -> _Due:
@@ -271,8 +269,8 @@ class Recovery:
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
 
-    async def _look(self, due: _Due) -> str | None:
-        """Compare the list with the store; return why it does not suffice, or None."""
+    async def _look(self, due: _Due) -> bool:
+        """Compare the list with the store; return whether disbursements may go on."""
         walk, skew = await self._list(due)
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew))
         rows, lost = comparison.doubtful, None
@@ -292,7 +290,7 @@ class Recovery:
         is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
         if count and lost is not None and not is_told:
             self._report(count, lost.start)
-        return _NOT_YET if again_at is not None and due.went_backwards else None
+        return again_at is None or not due.went_backwards
 
     async def _list(self, due: _Due) -> tuple[Walk, Skew]:
         """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
