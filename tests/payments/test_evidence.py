@@ -36,7 +36,7 @@ from tests.payments.listed import (
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
 
-_CLEAR = Verdict(is_clear=True, has_none_near=True, absent_ok=True)
+_CLEAR = Verdict(is_clear=True, has_none_near=True)
 _TICK = timedelta(microseconds=1)
 
 _OTHERS: list[dict[str, Any]] = [
@@ -382,7 +382,7 @@ def test_the_control_learns_the_form_of_numbers_that_it_needs() -> None:
 def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: bool) -> None:
     control = None if passed else _NO_LATER
     verdict = evidence(_SHOWN, _BEFORE, _AFTER).judge("order-1", control)
-    assert verdict == Verdict(is_clear=True, has_none_near=True, absent_ok=passed, reason=control)
+    assert verdict == Verdict(is_clear=True, has_none_near=True, reason=control)
 
 
 @pytest.mark.parametrize(

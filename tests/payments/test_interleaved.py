@@ -232,7 +232,7 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "UNKNOWN": {
         "acknowledged": ANSWER,
         "listed": listing(adopt=SEEN_TWO),
-        "missed": listing(absent_ok=True, is_clear=True),
+        "missed": listing(is_clear=True),
         "contested": listing(candidates=("tx-3",)),
         "identified": operator(lambda each: each.identify(KEY, SEEN_TWO.id, note="found")),
         "confirmed absent": operator(lambda each: each.confirm_absent(KEY, note="not there")),

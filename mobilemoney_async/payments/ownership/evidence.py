@@ -129,16 +129,19 @@ class Verdict:
         candidates: Ids of the transactions that it may be, if none is certain.
         is_clear: Whether the listing is complete and readable, covers the payment, and shows no such transaction.
         has_none_near: Whether it is complete and readable, and shows no such transaction near the send.
-        absent_ok: Whether it counts for the payment's absence: it is clear, and its control has passed.
-        reason: The reason if neither is so.
+        reason: The reason if neither is so, or if its control has not passed.
     """
 
     adopt: Transaction | None = None
     candidates: tuple[str, ...] = ()
     is_clear: bool = False
     has_none_near: bool = False
-    absent_ok: bool = False
     reason: Reason | None = None
+
+    @property
+    def absent_ok(self) -> bool:
+        """Whether the listing counts for the payment's absence: it is clear, and its control has passed."""
+        return self.is_clear and self.reason is None
 
 
 @attrs.frozen(kw_only=True)
@@ -319,7 +322,7 @@ class Evidence:
         if not near:
             if flaw is not None:
                 return Verdict(reason=flaw if self.walk.is_complete else control or flaw)
-            return Verdict(is_clear=True, has_none_near=True, absent_ok=control is None, reason=control)
+            return Verdict(is_clear=True, has_none_near=True, reason=control)
         ids = sorted(near)
         fit, row = near[ids[0]]
         if len(near) == 1 and fit is Match.CERTAIN and self._is_believed(query, row, skew):
@@ -341,7 +344,7 @@ class Evidence:
         shown = tuple(each for each in candidates if each in self._rows and not self._is_settled_id(each))
         if not shown:
             return verdict
-        return attrs.evolve(verdict, candidates=shown, is_clear=False, has_none_near=False, absent_ok=False)
+        return attrs.evolve(verdict, candidates=shown, is_clear=False, has_none_near=False)
 
     def _is_believed(self, query: PaymentQuery, row: Transaction, skew: Skew | None) -> bool:
         """Return whether a row that is alone may be adopted: it is in the window, and the window is known."""

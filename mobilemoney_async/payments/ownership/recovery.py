@@ -47,13 +47,14 @@ from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
-from mobilemoney_async.payments.ownership.searches import doubtful, read_row_facts
+from mobilemoney_async.payments.ownership.searches import read_row_facts
+from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
-from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -324,7 +325,7 @@ class Recovery:
         """Return the comparison of the rows with the store, and whether a payment owns one."""
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
-        open_ones = doubtful(journal, due.first_day)
+        open_ones = open_attempts(journal.connection, journal.account)
         merchant = merchant_of(journal, walk.rows, owned)
         facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
         noted = set(facts.lost)
@@ -335,10 +336,9 @@ class Recovery:
         since = shift(due.newest, skew.low - CLOCKS)
         recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
         rows = [row for row in recent if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
-        may_exist = (each for each in open_ones if each.sent_at is not None and each.state is not PaymentState.ABSENT)
         comparison = Comparison(
             rows=rows,
-            searches=[query_for(each) for each in may_exist],
+            searches=[query_for(each) for each in open_ones],
             skew=skew,
             began_at=due.since,
             grace=self._store.grace,
