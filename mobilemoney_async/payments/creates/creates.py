@@ -256,7 +256,7 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
-            await self._reconciler.look_for(record, before=functools.partial(self._recovery.compare, facts))
+            await self._reconciler.run(record, before=functools.partial(self._recovery.compare, facts))
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc

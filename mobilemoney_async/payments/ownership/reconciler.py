@@ -70,33 +70,23 @@ class Reconciler:
         self._lease = TaskLease(store.database, store.account, "reconcile", new_holder(pipeline.host), _LEASE)
         self._settled = store.settles_after(pipeline.options.timeout)
 
-    async def look_for(self, record: PaymentRecord, before: Callable[[], Awaitable[object]]) -> None:
-        """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
+    async def run(
+        self,
+        wanted: PaymentRecord | None = None,
+        *,
+        before: Callable[[], Awaitable[object]],
+        stale_after: float | None = None,
+    ) -> list[PaymentRecord]:
+        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
 
-        Of many tasks and processes that ask at once, one reads the list, and serves the others too. `before` is awaited
-        before that; if the call is cancelled, the next `run` looks for the payment.
+        With `wanted` also for that one, and only unless that was done since it was read: of many tasks and processes
+        that ask at once, one reads the list, and serves the others too. If the call is cancelled, the next one looks
+        for it. `before` is awaited before the list is read for any.
 
         Raises:
             StoreError: The store failed.
             MobileMoneyError: The list could not be read; nothing was changed.
         """
-        await self._reconcile(record, None, before)
-
-    async def run(
-        self, *, stale_after: float | None = None, before: Callable[[], Awaitable[object]]
-    ) -> list[PaymentRecord]:
-        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`.
-
-        `before` is awaited before the list is read for any.
-        """
-        return await self._reconcile(None, stale_after, before)
-
-    async def _reconcile(
-        self,
-        wanted: PaymentRecord | None,
-        stale_after: float | None,
-        before: Callable[[], Awaitable[object]],
-    ) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
         await self._store.flush(key=key)
