@@ -322,7 +322,7 @@ class Recovery:
         return Skew(low=-_DAY, high=_DAY) if skew is None or skew.high - skew.low > CLOCKS else skew
 
     def _read(self, journal: Journal, walk: Walk, due: _Due, skew: Skew) -> tuple[Comparison, bool]:
-        """Return the comparison of the rows with the store, and whether a payment owns one."""
+        """Return the comparison of the rows with the store, and whether any is owned, where payments own some."""
         ids = [row.id for row in walk.rows]
         owned = owners(journal, ids)
         open_ones = open_attempts(journal.connection, journal.account)
@@ -343,7 +343,7 @@ class Recovery:
             began_at=due.since,
             grace=self._store.grace,
         )
-        return comparison, bool(owned)
+        return comparison, bool(owned) or _newest_owned(journal, due.since) is None
 
     def _record(
         self,
@@ -389,14 +389,19 @@ class Recovery:
         )
 
 
+def _newest_owned(journal: Journal, until: datetime) -> datetime | None:
+    """Return when the newest payment with a known transaction was sent, until a time, or None."""
+    table = payments.c
+    here = (table.account == journal.account, table.sent_at <= until, table.transaction_id.is_not(None))
+    newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
+    return journal.connection.execute(newest).scalar_one_or_none()
+
+
 def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
     """Return when the newest payment with a known transaction was sent, until a time.
 
     Of an account without one, when its first payment began; where it has only queued ones, all of them may have been.
     """
-    table = payments.c
-    here = (table.account == journal.account, table.sent_at <= until, table.transaction_id.is_not(None))
-    newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
-    first = sa.select(sa.func.min(table.created_at)).where(table.account == journal.account)
-    sent_at: datetime | None = journal.connection.execute(newest).scalar_one_or_none() or facts.first_record_at
+    first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
+    sent_at = _newest_owned(journal, until) or facts.first_record_at
     return sent_at or journal.connection.execute(first).scalar_one() or until
