@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import attrs
@@ -54,7 +54,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
-from mobilemoney_async.payments.records.record import PaymentRequest
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -70,6 +70,9 @@ _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
+
+
+_Listed: TypeAlias = tuple[Walk, Mapping[str, PaymentRecord], Skew]
 
 
 class _UnreadableError(Exception):
@@ -272,8 +275,8 @@ class Recovery:
 
     async def _look(self, due: _Due) -> bool:
         """Compare the list with the store; return whether disbursements may go on."""
-        walk, skew = await self._list(due)
-        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, due, skew))
+        walk, owned, skew = await self._list(due)
+        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
         rows, lost = comparison.doubtful, None
         if comparison.signs:
             lost = lost_time(due.newest, due.since, comparison.skew, went_backwards=due.went_backwards)
@@ -293,38 +296,37 @@ class Recovery:
             self._report(count, lost.start)
         return again_at is None or not due.went_backwards
 
-    async def _list(self, due: _Due) -> tuple[Walk, Skew]:
-        """Read the rows from the sending of the newest known payment on, and how far the service's clock is ahead."""
+    async def _list(self, due: _Due) -> _Listed:
+        """Read the rows from the sending of the newest known payment on."""
         start = shift(due.newest, self._store.clock_offset - CLOCKS)
-        walk = await self._list_since(start, due)
-        skew = await self._skew(walk)
+        walk, owned, skew = await self._list_since(start, due)
         needed = shift(due.newest, skew.low - CLOCKS)
         if needed < start and not walk.is_complete:
-            walk = await self._list_since(needed, due)
-            skew = await self._skew(walk)
-        return walk, skew
+            return await self._list_since(needed, due)
+        return walk, owned, skew
 
-    async def _list_since(self, start: datetime, due: _Due) -> Walk:
+    async def _list_since(self, start: datetime, due: _Due) -> _Listed:
+        """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
+
+        The rows of our own payments show that, or else the Date headers. Where neither does, rows of a day before and
+        after are compared.
+        """
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
         walk = await self._lister.near(start, end, due.first_day)
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(due.first_day)
-        return walk
-
-    async def _skew(self, walk: Walk) -> Skew:
-        """Return how far the service's clock is ahead, by rows of our own payments, or else by the Date headers.
-
-        Where neither shows it, rows of a day before and after are compared.
-        """
         owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
         skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
-        return Skew(low=-_DAY, high=_DAY) if skew is None or skew.high - skew.low > CLOCKS else skew
+        if skew is None or skew.high - skew.low > CLOCKS:
+            skew = Skew(low=-_DAY, high=_DAY)
+        return walk, owned, skew
 
-    def _read(self, journal: Journal, walk: Walk, due: _Due, skew: Skew) -> tuple[Comparison, bool]:
+    def _read(
+        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: _Due, skew: Skew
+    ) -> tuple[Comparison, bool]:
         """Return the comparison of the rows with the store, and whether any is owned, where payments own some."""
         ids = [row.id for row in walk.rows]
-        owned = owners(journal, ids)
         open_ones = open_attempts(journal.connection, journal.account)
         merchant = merchant_of(journal, walk.rows, owned)
         facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
