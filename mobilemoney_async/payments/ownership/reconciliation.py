@@ -220,18 +220,15 @@ def adopt(
     note: str | None = None,
 ) -> PaymentRecord | StoreError:
     """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
-    try:
-        acknowledgement = Acknowledgement(
-            transaction_id=transaction.id,
-            reference=transaction.reference,
-            amount=record.amount,
-            currency=transaction.currency,
-            phone_number=record.phone_number,
-            status_code=initial_status(record.type),
-            status="success",
-        )
-    except ValueError:
-        return StoreError("the transaction has an id or a reference that cannot be kept", outcome="not_sent")
+    acknowledgement = Acknowledgement(
+        transaction_id=transaction.id,
+        reference=transaction.reference,
+        amount=record.amount,
+        currency=transaction.currency,
+        phone_number=record.phone_number,
+        status_code=initial_status(record.type),
+        status="success",
+    )
     adopted = journal.apply(
         JournalEntry(
             record.key,
