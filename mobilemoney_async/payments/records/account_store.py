@@ -106,13 +106,10 @@ class AccountStore:
     def remember(self, transaction_id: str, fact: object = True) -> None:
         """Remember a fact about a transaction, by default that a payment has acknowledged it.
 
-        Where there are too many, those that are settled go first: the next page of the list asks the database for them.
-        Of the others, only this memory has the time of the first sighting.
+        Where there are too many, all are forgotten: the next page of the list asks the database for them.
         """
         if len(self.seen) >= _MOST_SEEN:
-            left = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool)}
             self.seen.clear()
-            self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
     def forget_settled(self) -> None:
