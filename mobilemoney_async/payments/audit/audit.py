@@ -34,7 +34,7 @@ from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import merchant_of, owners
+from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import to_record
 
@@ -55,19 +55,16 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
     now = pipeline.utcnow()
 
     def read(journal: Journal) -> Comparison:
-        ids = [row.id for row in walk.rows]
         # Before the owners: of a payment that is recorded at this moment, one of the two shows the transaction.
         around = shift(start, -_DAY), shift(last, 2 * _DAY)
         open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None))
-        owned = owners(journal, ids)
+        owned = owners(journal, [row.id for row in walk.rows])
         return Comparison(
             rows=walk.rows,
             owned=owned,
             open_ones=open_ones,
             sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
-            facts=read_row_facts(
-                journal, ids, owned=owned, settled=timedelta(0), merchant_id=merchant_of(journal, walk.rows, owned)
-            ),
+            facts=read_row_facts(journal, walk.rows, owned, settled=timedelta(0)),
             is_sole_writer=store.sole_writer is not False,
             began_at=walk.began_at,
             now=now,

@@ -226,7 +226,7 @@ class Reconciler:
             kind = (record.type, record.phone_number, record.amount)
             if any(each.is_of(*kind, account.number_key) for each in foreign):
                 return PaymentCause.OTHER_SYSTEM
-        query, facts = query_for(record), read_row_facts(journal, [row.id], owned=(), settled=self._settled)
+        query, facts = query_for(record), read_row_facts(journal, [row], {}, settled=self._settled)
         skew = evidence.skew(query)
         if account.due_since is not None or facts.classify(row, skew) is RowClass.LOST:
             return PaymentCause.FORGOTTEN

@@ -52,7 +52,7 @@ from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
+from mobilemoney_async.payments.records.queries import chunks, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, find_lines
@@ -326,13 +326,12 @@ class Recovery:
         self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: _Due, skew: Skew
     ) -> tuple[Comparison, bool]:
         """Return the comparison of the rows with the store, and whether any is owned, where payments own some."""
-        ids = [row.id for row in walk.rows]
         open_ones = open_attempts(journal.connection, journal.account)
-        merchant = merchant_of(journal, walk.rows, owned)
-        facts = read_row_facts(journal, ids, owned=owned, settled=self._settled, merchant_id=merchant)
+        facts = read_row_facts(journal, walk.rows, owned, settled=self._settled)
         noted = set(facts.lost)
         # Candidates that the store has seen before: not those that were found while it was to be compared.
-        for some in chunks({name for each in open_ones for name in each.candidates}.intersection(ids)):
+        named = {name for each in open_ones for name in each.candidates}
+        for some in chunks(named.intersection(row.id for row in walk.rows)):
             known = find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
             noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
         since = shift(due.newest, skew.low - CLOCKS)

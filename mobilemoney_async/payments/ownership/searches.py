@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, payments
 from mobilemoney_async.payments.ownership.classes import RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import find_all
+from mobilemoney_async.payments.records.queries import find_all, merchant_of
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.payments.records.unmatched import explained, lost_ids
@@ -65,20 +66,15 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
 
 
 def read_row_facts(
-    journal: Journal,
-    ids: Sequence[str],
-    *,
-    owned: Collection[str],
-    settled: timedelta,
-    merchant_id: str | None = None,
+    journal: Journal, rows: Sequence[Transaction], owned: Mapping[str, PaymentRecord], *, settled: timedelta
 ) -> RowFacts:
-    """Return the store's facts about some transactions; `settled` as of `Lives`."""
-    connection, account = journal.connection, journal.account
+    """Return the store's facts about rows and the payments that own some of them; `settled` as of `Lives`."""
+    connection, account, ids = journal.connection, journal.account, [row.id for row in rows]
     return RowFacts(
         owned=owned,
         explained=explained(connection, account, [each for each in ids if each not in owned]),
         lost=lost_ids(connection, account, ids),
         lost_times=find_lost_times(connection, account),
         lives=find_lives(connection, account, settled),
-        merchant_id=merchant_id,
+        merchant_id=merchant_of(journal, rows, owned),
     )

@@ -221,7 +221,7 @@ class UnclaimedObserver:
         thin(journal.connection, name, now)
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False
-        facts, others = read_row_facts(journal, [], owned=(), settled=self._wait) if fresh else RowFacts(), 0
+        facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
         for row, due_at in fresh:
             like = find_attempt(journal.connection, name, row)
             lost = facts.lost_time(row, self._skew)
