@@ -94,10 +94,6 @@ class AccountFacts:
         """Return whether a life goes on."""
         return self.life_until is not None and now - self.life_until < CONTACT
 
-    def has_others(self, now: datetime) -> bool:
-        """Return whether other systems of the merchant's pay too."""
-        return self.others_until is not None and now < self.others_until
-
 
 def must_compare(facts: AccountFacts, now: datetime) -> bool:
     """Return whether a store is to be compared with its service before it sends a payment.
@@ -217,8 +213,3 @@ def is_of_lost_life(query: PaymentQuery) -> bool:
 def far_edge(query: PaymentQuery, skew: Skew, grace: float) -> datetime:
     """Return until when a payment of an earlier life may have been made, on the service's clock."""
     return shift(query.ended_at, skew.low + timedelta(seconds=grace))
-
-
-def lost_time(newest: datetime, due_since: datetime, skew: Skew, *, went_backwards: bool) -> Span:
-    """Return the time that a store which is behind has lost, on the service's clock."""
-    return Span(shift(newest, skew.low - CLOCKS), shift(due_since, skew.high + CLOCKS), went_backwards)

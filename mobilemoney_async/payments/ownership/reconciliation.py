@@ -61,11 +61,10 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
 
     A payment counts as unknown `stale_after` seconds after its send; if that is None, from the end of its request on.
     """
-    where = [payments.c.account == journal.account, payments.c.state == PaymentState.SENDING]
-    if stale_after is None:
-        where.append(payments.c.stale_at <= now)
-    else:
-        where.append(payments.c.sent_at <= now - timedelta(seconds=stale_after))
+    is_old = payments.c.stale_at <= now
+    if stale_after is not None:
+        is_old = payments.c.sent_at <= now - timedelta(seconds=stale_after)
+    where = (payments.c.account == journal.account, payments.c.state == PaymentState.SENDING, is_old)
     # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits. What it
     # has locked is left to the next time.
     for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():

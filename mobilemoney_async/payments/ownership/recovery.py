@@ -39,7 +39,6 @@ from mobilemoney_async.payments.ownership.comparison import (
     Comparison,
     Span,
     is_comparison_due,
-    lost_time,
     must_compare,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_remembered
@@ -279,7 +278,7 @@ class Recovery:
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
         rows, lost = comparison.doubtful, None
         if comparison.signs:
-            lost = lost_time(due.newest, due.since, comparison.skew, went_backwards=due.went_backwards)
+            lost = Span(shift(due.newest, skew.low - CLOCKS), shift(due.since, skew.high + CLOCKS), due.went_backwards)
             rows = [row for row in comparison.rows if lost.holds(row.created_at)]
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
@@ -287,11 +286,12 @@ class Recovery:
         settles_at = due.facts.again_at or due.since + self._grace
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
         count = await self._store.write(
-            lambda journal: self._record(journal, due, rows, lost, skew=comparison.skew, again_at=again_at, now=now)
+            lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
         )
         self._store.due_since = None
-        lost_at = due.facts.lost_at
-        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
+        lost_at, others_until = due.facts.lost_at, due.facts.others_until
+        has_others = others_until is not None and due.since < others_until
+        is_told = has_others and lost_at is not None and due.since - lost_at < _DAY
         if count and lost is not None and not is_told:
             self._report(count, lost.start)
         return again_at is None or not due.went_backwards
