@@ -112,7 +112,9 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
         if row is None and left > 0:
             left -= 1
             try:
-                row = await _look_up(pipeline, record)
+                identifiers = {"transaction_id": record.transaction_id or ""}
+                answer = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.BULK)
+                row = answer.transaction
             except (TransactionNotFound, InvalidTransactionId):
                 found.append(difference(DifferenceKind.MISSING, f"{said}, and the service does not know it", record))
                 continue
@@ -158,8 +160,3 @@ async def _read_edges(lister: Lister, edges: Sequence[Sequence[PaymentRecord]]) 
             days = shift(start, -_DAY).date(), shift(end, _DAY).date()
             rows |= {row.id: row for row in (await lister.near(start, end, *days, lane=Priority.BULK)).rows}
     return rows
-
-
-async def _look_up(pipeline: Pipeline, record: PaymentRecord) -> Transaction:
-    identifiers = {"transaction_id": record.transaction_id or ""}
-    return (await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.BULK)).transaction

@@ -57,7 +57,7 @@ def require_payment_within(
     forms = kept_forms(journal.connection, journal.account, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
     spent = [
-        _read(journal.connection.execute(each.with_only_columns(_SUM)).scalar_one()) if is_asked else Decimal(0)
+        Decimal(journal.connection.execute(each.with_only_columns(_SUM)).scalar_one() or 0) if is_asked else Decimal(0)
         for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
     ]
     require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
@@ -71,7 +71,7 @@ def require_batch_within(
     new, spent = list(lines), defaultdict[str, Decimal](Decimal)
     forms = kept_forms(journal.connection, journal.account, {line.phone_number for line in new})
     for row in journal.connection.execute(by_number.group_by(_columns.phone_number)):
-        spent[forms.get(row.phone_number, row.phone_number)] += _read(row.amount)
+        spent[forms.get(row.phone_number, row.phone_number)] += Decimal(row.amount)
     for some in chunks(line.key for line in new):
         # An earlier attempt of theirs, such as one that was refused without a code, is not paid beside the next one.
         own = _select(journal, at, with_queue=True).where(_columns.key.in_(some))
@@ -93,7 +93,3 @@ def _select(journal: Journal, at: datetime, *, with_queue: bool) -> sa.Select[An
         counts |= (_columns.state == str(PaymentState.QUEUED)) & is_soon
     is_disbursement = _columns.type == str(TransactionType.DISBURSEMENT)
     return sa.select(payments).where(_columns.account == journal.account, is_disbursement, counts)
-
-
-def _read(total: str | None) -> Decimal:
-    return Decimal(0) if total is None else Decimal(total)
