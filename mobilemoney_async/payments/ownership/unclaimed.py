@@ -61,8 +61,6 @@ _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
 # The time between two looks whether the store's life goes on.
 _CONTACT = timedelta(minutes=1)
-# How far the service's clock may be behind, if no payment of ours shows it.
-_UNKNOWN_CLOCK = timedelta(days=1)
 
 _columns = unmatched.c
 
@@ -170,9 +168,6 @@ class UnclaimedObserver:
         """
         made_at, known = row.created_at, self._seen.get(row.id)
         found = RowFacts(merchant_id=self._merchant_id, began_at=began_at).classify(row, self._skew)
-        is_recent = made_at is not None and made_at >= shift(began_at, -_UNKNOWN_CLOCK)
-        if found is RowClass.HISTORY and is_recent and self._skew is None:
-            return None  # once a payment of ours shows the clock
         if found is not RowClass.UNMATCHED:
             self._store.remember(row.id, False)
             return None
