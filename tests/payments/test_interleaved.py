@@ -41,7 +41,8 @@ from mobilemoney_async.payments.feed.consumers import ConsumerTable
 from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel, enqueue, postpone
 from mobilemoney_async.payments.ownership import imports
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.ownership.evidence import Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.reconciliation import (
     Look,
     ask_for_look,
@@ -70,14 +71,19 @@ def event(kind: PaymentEvent, key: str = KEY, **values: Any) -> Work:
     return lambda journal: journal.save(JournalEntry(key, 1, kind, source=Source.ANSWER, at=LATER, **values))
 
 
+def _record_listing(journal: Journal, verdict: Verdict, **look: Any) -> None:
+    walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
+    record = _begun[journal.account]
+    evidence = Evidence(walk=walk, owned={}, searches={record.key: query_for(record)}, grace=0.0)
+    record_listing(journal, record, Look(evidence=evidence, verdict=verdict, **look))
+
+
 def listing(**verdict: Any) -> Work:
     """Record a complete listing that was read for the payment as it is at the beginning."""
-    walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
-    look = Look(walk=walk, verdict=Verdict(**verdict), grace=0.0)
 
     def record(journal: Journal) -> None:
         # Its result is the record as it was before, where the row's lock is not waited for.
-        record_listing(journal, _begun[journal.account], look)
+        _record_listing(journal, Verdict(**verdict))
 
     return record
 
@@ -185,9 +191,7 @@ def read_as_consumer(journal: Journal) -> object:
 
 def contested(journal: Journal) -> None:
     """Record a listing whose match also fits an earlier attempt of another payment."""
-    walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
-    look = Look(walk=walk, verdict=Verdict(adopt=SEEN_TWO), rival=RIVAL, grace=0.0)
-    record_listing(journal, _begun[journal.account], look)
+    _record_listing(journal, Verdict(adopt=SEEN_TWO), rival=RIVAL)
 
 
 def ask(journal: Journal) -> object:

@@ -72,7 +72,7 @@ DEFECTS = (
         "absence needs no control and no grace period",
         "payments/ownership/evidence.py",
         "            if reason is not None:\n                return reason\n"
-        "        if not self._is_settled(query):\n            return Reason(PaymentCause.IN_GRACE)\n",
+        "        if not self.is_settled(query.ended_at):\n            return Reason(PaymentCause.IN_GRACE)\n",
         "            return None\n",
     ),
     Defect(  # before "sharing: a poller follows new payments also after the feed has begun anew"
@@ -122,7 +122,7 @@ DEFECTS = (
     Defect(  # before the grace period was counted from the end of the request
         "listings count within the grace period",
         "payments/ownership/reconciliation.py",
-        "return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)",
+        "return record.ended_at is not None and self.evidence.is_settled(record.ended_at)",
         "return True",
     ),
     Defect(  # a snapshot that was restored

@@ -249,7 +249,7 @@ class Evidence:
             reason = next(filter(None, (self._contradiction(record, skew) for record in compared)), None)
             if reason is not None:
                 return reason
-        if not self._is_settled(query):
+        if not self.is_settled(query.ended_at):
             return Reason(PaymentCause.IN_GRACE)
         if not earlier:
             begin = query.window(skew)[0]
@@ -275,7 +275,7 @@ class Evidence:
             own = query_for(record)
             distance = abs(own.sent_at - query.sent_at)
             is_near = record.type == query.type and distance <= _FARTHEST
-            if is_near and record.transaction_id and self._is_settled(own):
+            if is_near and record.transaction_id and self.is_settled(own.ended_at):
                 found.append((distance, record, own))
         return [(record, own) for _, record, own in sorted(found, key=lambda each: each[0])]
 
@@ -290,8 +290,9 @@ class Evidence:
         row = self._rows.get(record.transaction_id or "")
         return row is not None and row.created_at is None
 
-    def _is_settled(self, query: PaymentQuery) -> bool:
-        return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
+    def is_settled(self, ended_at: datetime) -> bool:
+        """Return whether the listing began after the grace period of a request that ended at a time."""
+        return shift(ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
 
     def _contradiction(self, record: PaymentRecord, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing does not show a payment as the search would find it, or None if it does."""

@@ -255,14 +255,12 @@ class Reconciler:
         elif not verdict.candidates:
             verdict = evidence.keep_candidates(verdict, record.candidates)
         look = Look(
-            walk=evidence.walk,
+            evidence=evidence,
             verdict=verdict,
             rival=rival,
-            grace=evidence.grace,
             is_contradicted=control is not None and control.cause in CONTRADICTIONS,
             is_part=not is_whole and not evidence.walk.is_complete,
             is_asked=record.key == asked,
-            is_known=evidence.knows(record.key),
         )
         return record_listing(journal, record, look)
 

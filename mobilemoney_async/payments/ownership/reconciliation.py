@@ -24,7 +24,7 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.ownership.evidence import STEADY, Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import STEADY, Evidence, Verdict
 from mobilemoney_async.payments.ownership.matching import (
     PaymentQuery,
     Skew,
@@ -99,38 +99,35 @@ class Look:
     """Listing that was read for a payment, and its verdict.
 
     Attributes:
-        walk: The listing.
+        evidence: That of the listing.
         verdict: The conclusion from it.
         rival: The key of a payment whose earlier attempt may have made the match of the verdict as well.
-        grace: Seconds after the end of its request for which a listing may miss a payment that exists.
         is_contradicted: Whether it contradicts known payments: then it is no look at all.
         is_part: Whether only pages near the send were read.
         is_asked: Whether a create waits for it.
-        is_known: Whether all rows were read of the time in which the payment may have been made.
     """
 
-    walk: Walk
+    evidence: Evidence
     verdict: Verdict
     rival: str | None = None
-    grace: float
     is_contradicted: bool = False
     is_part: bool = False
     is_asked: bool = False
-    is_known: bool = True
 
     @property
     def at(self) -> datetime:
         """Time of the listing."""
-        return self.walk.ended_at
+        return self.evidence.walk.ended_at
 
     def is_late(self, record: PaymentRecord) -> bool:
         """Return whether it was begun after the grace period of a payment."""
-        return record.ended_at is not None and self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)
+        return record.ended_at is not None and self.evidence.is_settled(record.ended_at)
 
     def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
         """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
-        is_apart = walked_at is None or self.walk.began_at - walked_at >= timedelta(seconds=self.grace / 2)
-        is_read = self.verdict.is_clear or (self.is_known and not record.candidates)
+        half = timedelta(seconds=self.evidence.grace / 2)
+        is_apart = walked_at is None or self.evidence.walk.began_at - walked_at >= half
+        is_read = self.verdict.is_clear or (not record.candidates and self.evidence.knows(record.key))
         return self.is_late(record) and is_apart and is_read and not self.is_contradicted
 
 
@@ -351,7 +348,7 @@ def _next_look(
         walked_at: The end of the latest listing that counts for the absence of the payment.
         is_done: Whether the look was all that a payment needs that counts as not made.
     """
-    cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.grace)
+    cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.evidence.grace)
     ended_at = record.ended_at or record.changed_at
     age = at - ended_at
     if record.state in REUSABLE and (is_done or age < grace or age > _DAY):
@@ -367,14 +364,14 @@ def _next_look(
             return at
         # The payment that it waits for makes it due. Each look at a long list costs several requests.
         pause = 7 * age if cause is PaymentCause.NO_LATER else 2 * age
-        return max(at + pause, ended_at + 2 * _DAY) if len(look.walk.rows) >= PAGE_SIZE_MAX else at + pause
+        return max(at + pause, ended_at + 2 * _DAY) if len(look.evidence.walk.rows) >= PAGE_SIZE_MAX else at + pause
     return at + 2 * age
 
 
 def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> PaymentRecord:
     """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
     at, verdict, reason = look.at, look.verdict, look.verdict.reason
-    if current.ended_at is None or look.walk.began_at < current.ended_at:
+    if current.ended_at is None or look.evidence.walk.began_at < current.ended_at:
         return current
     has_counted = look.counts(current, row.walked_at)
     values: dict[str, Any] = {}
