@@ -112,12 +112,13 @@ class Store:
 
 @attrs.define
 class Process:
-    """All that a process remembers: first sightings, and the newest payment."""
+    """All that a process remembers: first sightings, the newest payment, what no clock can place."""
 
     sightings: dict[str, int] = attrs.field(factory=dict)
     newest: int | None = None
     due_since: int | None = None
     knows_clock: bool = False
+    in_question: list[Row] = attrs.field(factory=list)
     contact_at: int = -MINUTE
 
 
@@ -226,16 +227,20 @@ class Model:
         self.note_due(now)
         store, due = self.store, self.store.due
         assert due is not None
-        # Where nothing shows the service's clock, rows of a day around are compared, and no life remembers any.
-        low, high = (self.offset, self.offset) if self.knows_clock else (-DAY, DAY)
-        start, end, is_in_contact = due.newest + low - CLOCKS, due.since + high + CLOCKS, self._is_in_contact(now)
+        if not self.knows_clock:
+            settled, first = self._settled(), due.newest - DAY - CLOCKS
+            self.process.in_question = [row for row in rows if row.id not in settled and row.time >= first]
+            if self.process.in_question:
+                return  # no row can be placed
+        self.process.in_question = []
+        start, is_in_contact = due.newest + self.offset - CLOCKS, self._is_in_contact(now)
         settled = self._settled()
-        rows = [row for row in rows if row.time >= start and row.id not in settled]
-        rows = [row for row in rows if not (self.knows_clock and self.remembers(row))]
+        rows = [row for row in rows if row.time >= start and row.id not in settled and not self.remembers(row)]
         signs = [row for row in rows if not self._is_lost_answer(row, rows, now)]
         lost = rows if signs else [row for row in rows if self._is_doubtful(row, due.since, now)]
         if signs:
-            store.lost_times.append((start, end + 1, due.went_backwards))
+            store.lost_times.append((start, due.since + self.offset + CLOCKS + 1, due.went_backwards))
+        end = due.since + self.offset + CLOCKS
         for row in [each for each in lost if not signs or each.time <= end]:
             line = store.lines.setdefault(row.id, Line(row, now))
             line.is_lost, line.went_backwards = True, line.went_backwards or due.went_backwards
@@ -278,7 +283,7 @@ class Model:
     def _is_lost_answer(self, row: Row, rows: Collection[Row], now: int) -> bool:
         """No sign: of a kind no more rows than open attempts, this one near one of them."""
         alike = self._open_of(row.kind)
-        is_near = self.knows_clock and any(self._is_near_earlier(row, each.last, now) for each in alike)
+        is_near = any(self._is_near_earlier(row, each.last, now) for each in alike)
         return is_near and sum(each.kind == row.kind for each in rows) <= len(alike)
 
     def _is_near_earlier(self, row: Row, attempt: Attempt, now: int) -> bool:
@@ -380,6 +385,9 @@ class Model:
         for line in lines:
             if line.is_lost and (is_out or line.went_backwards or self.store.others_until <= now):
                 surely.add(line.row.id)
+        if not is_out and (due := self.store.due) and (due.went_backwards or self.store.others_until <= now):
+            rows = [row for row in self.process.in_question if row.kind == kind and not row.is_failed]
+            surely.update({row.id for row in rows} - self.store.owners.keys() - self.store.explained)
         tried = [attempt for each in self.store.records.values() if each.kind == kind for attempt in each.attempts]
         for line in self.surplus(but=key):
             if line not in lines or now - line.first_seen >= (DAY if is_out else HOUR):

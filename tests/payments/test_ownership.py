@@ -193,6 +193,8 @@ async def test_what_no_clock_can_place_stops_the_payments_of_its_kind(
     (two,) = world.made("order-2")
     async with world.client() as client:
         await is_stopped(world, client, second)
+        if kind == "collections":
+            assert "may have forgotten" in str(await world.attempt(client, second))
         if is_explained:
             await client.payments.explain(two, note="Asha: of the old shop")
         await world.pay(client, [other])  # of another kind; its row shows the clock
@@ -204,6 +206,28 @@ async def test_what_no_clock_can_place_stops_the_payments_of_its_kind(
             await client.payments.recover({"order-2": two}, note="Asha: our books")
             await world.pay(client, [second])
     assert world.posts("order-2") == 1 + is_explained
+
+
+async def test_what_another_process_has_placed_is_in_question_no_more(store_url: str) -> None:
+    """A till's row of a kind, made in a life, stops that kind only until some process knows the clock."""
+    world = make_world(store_url)
+    world.service.shows_clock = False
+    second, kind = order("collections", "order-2", 2), "collections"
+    async with world.client() as one, world.client() as two:
+        await world.lose(one, order(kind, "order-1"), made=False)
+        await world.reconcile(one, *[4 * MINUTE] * 3)
+        world.service.make(TYPES[kind], second.phone_number, str(second.amount), owner="till")
+        await world.reconcile(one, *[4 * MINUTE] * 2)
+        await anyio.sleep(10 * MINUTE)
+        await is_stopped(world, one, second)
+        await world.pay(two, [order(kind, "third", 3)])
+        await anyio.sleep(20)
+        await world.pay(two, [order(kind, "fourth", 4)])  # compares the store: the list shows the clock now
+        await world.pay(one, [order(kind, "fifth", 5)])
+        await anyio.sleep(10 * MINUTE)
+        world.service.answer_list = lambda request: error(500, "DOWN")
+        await world.pay(one, [second])
+    assert world.posts("order-2") == 1
 
 
 async def test_an_operator_may_say_whose_a_candidate_is(world: World, kind: str) -> None:

@@ -360,7 +360,7 @@ class History:
             "restored without notice, and too soon": self.is_hasty,
             "sole_writer=False after a restore": self.config.sole_writer is False,
             "collections go on while the list cannot be read": not is_out
-            and (not is_readable or store.due is not None),
+            and (not is_readable or (store.due is not None and not model.process.in_question)),
             "collections go on until the list can show the last `grace`": not is_out and is_unsettled,
             "another system was found": not is_out and store.others_until > self.now,
             "an open collection of the backup adopts the only row near it": not is_out

@@ -143,9 +143,10 @@ class TestComparison:
         assert signs([row("1", 20)], first) == (["1"], [])
 
     def test_the_far_edge_of_an_earlier_life(self) -> None:
-        """A payment was made within `grace` of its end."""
+        """A payment of an earlier life was made within `grace`; one of this life up to two minutes later than that."""
         assert signs([row("1", 11)], open_payment(9)) == ([], [])
         assert signs([row("1", 11.02)], open_payment(9)) == (["1"], [])
+        assert signs([row("1", 42.02)], open_payment(40)) == ([], [])
 
     def test_what_no_machine_adopts(self) -> None:
         """A disbursement or a refused payment of an earlier life may be one that was forgotten, with the same kind."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
 from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
 from mobilemoney_async.database.schema import accounts, lives, lock_row, payments
 from mobilemoney_async.database.threads import run_in_thread
@@ -85,6 +86,7 @@ class Memory:
         foreign: The name of credentials that are another merchant's, and the difference.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
+        in_question: Rows that may be forgotten payments; where nothing shows the service's clock, no machine can tell.
     """
 
     credentials: str | None = None
@@ -93,6 +95,7 @@ class Memory:
     foreign: tuple[str, str] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
+    in_question: Sequence[Transaction] = ()
 
 
 class Binding:

@@ -94,6 +94,10 @@ class AccountFacts:
         """Return whether a life goes on."""
         return self.life_until is not None and now - self.life_until < CONTACT
 
+    def has_others(self, now: datetime) -> bool:
+        """Return whether other systems of the merchant's pay too."""
+        return self.others_until is not None and now < self.others_until
+
 
 def must_compare(facts: AccountFacts, now: datetime) -> bool:
     """Return whether a store is to be compared with its service before it sends a payment.
@@ -192,9 +196,14 @@ class Comparison:
     def _is_lost_answer(self, row: Transaction) -> bool:
         """Return whether a row is near an open payment, and its kind has no more rows than open payments."""
         alike = [each for each in self.searches if _fits(each, row)]
-        edges = ((each.window(self.skew)[0], far_edge(each, self.skew, self.grace)) for each in alike)
-        is_near = any(is_within(row, *span) for span in edges)
+        is_near = any(self._is_near(each, row) for each in alike)
         return is_near and sum(_fits(alike[0], each) for each in self.rows) <= len(alike)
+
+    def _is_near(self, query: PaymentQuery, row: Transaction) -> bool:
+        start, end = query.window(self.skew)
+        if query.sent_at < self.began_at:
+            end = far_edge(query, self.skew, self.grace)
+        return is_within(row, start, end)
 
 
 def _fits(query: PaymentQuery, row: Transaction) -> bool:

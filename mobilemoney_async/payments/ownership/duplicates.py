@@ -18,18 +18,22 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
 from mobilemoney_async.payments.ownership.lives import begin_life
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.unmatched import (
@@ -37,6 +41,7 @@ from mobilemoney_async.payments.records.unmatched import (
     IS_OPEN,
     MAY_HAVE_PAID,
     digest,
+    explained,
     find_lines,
     number_key,
 )
@@ -153,11 +158,11 @@ class DuplicateGuard:
                 raise _suspected(line.id)
 
 
-def forgotten(transaction_id: str, key: str) -> DuplicateSuspected:
-    """Return the error for a payment that may be a transaction which the store has forgotten."""
+def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten payments") -> DuplicateSuspected:
+    """Return the error for a payment that may be a transaction which the store has forgotten, or may have."""
     pair = shlex.quote(f"{key}={transaction_id}")
     return DuplicateSuspected(
-        f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
+        f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
         f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
         f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
         f"pay too, say so: {OTHERS_PAY})",
@@ -175,6 +180,21 @@ def require_remembered(connection: sa.Connection, account: str, request: Payment
     for line in find_lines(connection, account, *here, is_partial):
         if line.is_of(request.type, request.phone_number, line.shown.amount, number_key(connection, account)):
             raise forgotten(line.id, request.key)
+
+
+def require_placed(journal: Journal, request: PaymentRequest, now: datetime, rows: Iterable[Transaction]) -> None:
+    """Raise `DuplicateSuspected` for one of some rows that may be the payment, unless it is owned or explained by now.
+
+    They may be of a time that the store has lost, and nothing shows the service's clock: no machine can tell.
+    """
+    query = PaymentQuery(
+        type=request.type, phone_number=request.phone_number, amount=request.amount, sent_at=now, ended_at=now
+    )
+    ids = [row.id for row in rows if match(query, row, Spellings()) is not Match.NONE]
+    decided = {*owners(journal, ids), *explained(journal.connection, journal.account, ids)}
+    for name in ids:
+        if name not in decided:
+            raise forgotten(name, request.key, "the store may have forgotten payments")
 
 
 def _suspected(transaction_id: str) -> DuplicateSuspected:

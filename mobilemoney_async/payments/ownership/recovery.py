@@ -41,7 +41,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     is_comparison_due,
     must_compare,
 )
-from mobilemoney_async.payments.ownership.duplicates import require_remembered
+from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
@@ -54,7 +54,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, find_lines
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -69,6 +69,9 @@ _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
+_NO_CLOCK = "nothing shows the service's clock"
+# Where nothing shows it, rows of a day before and after are in question.
+_ANY_CLOCK = Skew(low=-_DAY, high=_DAY)
 
 
 _Listed: TypeAlias = tuple[Walk, Mapping[str, PaymentRecord], Skew]
@@ -140,6 +143,7 @@ class Recovery:
             await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
         now = self._pipeline.utcnow()
         if not must_compare(facts, now):
+            self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
@@ -150,6 +154,8 @@ class Recovery:
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+            if facts.shows_loss or not facts.has_others(now):
+                await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
 
     async def restored(self, note: str) -> None:
@@ -239,12 +245,11 @@ class Recovery:
         if anyio.current_time() >= self.memory.unreadable_until:
             try:
                 with anyio.fail_after(patience):
-                    is_over = await self._look(due)
-                if is_over:
+                    obstacle = await self._look(due)
+                if obstacle is None:
                     if facts.lost_until is not None:
                         self._store.newest = facts.newest
                     return
-                obstacle = _NOT_YET
             except StoreError:
                 raise
             except (MobileMoneyError, TimeoutError) as exc:
@@ -272,10 +277,14 @@ class Recovery:
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
 
-    async def _look(self, due: _Due) -> bool:
-        """Compare the list with the store; return whether disbursements may go on."""
+    async def _look(self, due: _Due) -> str | None:
+        """Compare the list with the store; return why it does not suffice, or None."""
         walk, owned, skew = await self._list(due)
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
+        if comparison.rows and skew == _ANY_CLOCK:
+            self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
+            return _NO_CLOCK
+        self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs:
             lost = Span(shift(due.newest, skew.low - CLOCKS), shift(due.since, skew.high + CLOCKS), due.went_backwards)
@@ -289,12 +298,11 @@ class Recovery:
             lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
         )
         self._store.due_since = None
-        lost_at, others_until = due.facts.lost_at, due.facts.others_until
-        has_others = others_until is not None and due.since < others_until
-        is_told = has_others and lost_at is not None and due.since - lost_at < _DAY
+        lost_at = due.facts.lost_at
+        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
         if count and lost is not None and not is_told:
             self._report(count, lost.start)
-        return again_at is None or not due.went_backwards
+        return _NOT_YET if again_at is not None and due.went_backwards else None
 
     async def _list(self, due: _Due) -> _Listed:
         """Read the rows from the sending of the newest known payment on."""
@@ -309,7 +317,7 @@ class Recovery:
         """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
 
         The rows of our own payments show that, or else the Date headers. Where neither does, rows of a day before and
-        after are compared.
+        after are in question.
         """
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
         walk = await self._lister.near(start, end, due.first_day)
@@ -319,7 +327,7 @@ class Recovery:
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
         skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
         if skew is None or skew.high - skew.low > CLOCKS:
-            skew = Skew(low=-_DAY, high=_DAY)
+            skew = _ANY_CLOCK
         return walk, owned, skew
 
     def _read(
