@@ -4,7 +4,7 @@ import sqlite3
 import traceback
 import uuid
 from contextlib import AsyncExitStack, closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -455,9 +455,13 @@ async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path
         assert await client.payments.get("k2") is not None
 
 
+@pytest.mark.costly("runs lines of payments/ownership/comparison.py that no quick test runs")
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
+        ("accounts", "credentials", b"\xff"),
+        ("accounts", "due_since", "0001-01-01 00:00:00.000000"),
+        ("accounts", "due_since", "9999-12-31 23:59:59.000000"),
         ("logins", "good_until", "later"),
         ("logins", "refused_anew", ""),
         ("logins", "held_until", b"\xff"),
@@ -480,6 +484,16 @@ async def test_a_row_of_the_account_that_someone_has_edited_is_an_error_of_ours(
             await client.collections.create(number(2), 5_000, idempotency_key="k2")
     assert caught.value.outcome == "not_sent"
     assert len(sandbox.transactions) == 1
+
+
+async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(world: World) -> None:
+    """A row that was edited: the store is compared with its service all the same, and payments go on."""
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "k1", 1)])
+    edit(world.url, payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC)))
+    await anyio.sleep(2 * HOUR)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "k2", 2)])
 
 
 async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,16 @@ CLOCKS: timedelta = timedelta(minutes=10)
 """What the clocks of the service and of our processes may have been set by."""
 
 
+# SQLite keeps anything in a column, if someone edits it.
+_A_TEXT = attrs.validators.optional(attrs.validators.instance_of(str))
+
+
+def _check_time(instance: object, attribute: attrs.Attribute[datetime | None], value: datetime | None) -> None:
+    """Refuse a time that is not of this program: it is compared with days around it, and the calendar has ends."""
+    if value is not None and not 2000 < value.year < 9000:
+        raise ValueError
+
+
 @attrs.frozen(kw_only=True)
 class AccountFacts:
     """Facts about an account, of one time.
@@ -58,14 +68,14 @@ class AccountFacts:
     newest: datetime | None = None
     remembered: datetime | None = None
     timeline_now: int | None = None
-    merchant_id: str | None = None
-    host: str | None = None
-    credentials: str | None = None
+    merchant_id: str | None = attrs.field(default=None, validator=_A_TEXT)
+    host: str | None = attrs.field(default=None, validator=_A_TEXT)
+    credentials: str | None = attrs.field(default=None, validator=_A_TEXT)
     first_record_at: datetime | None = None
     life_began_at: datetime | None = None
     life_until: datetime | None = None
-    due_since: datetime | None = None
-    known_until: datetime | None = None
+    due_since: datetime | None = attrs.field(default=None, validator=_check_time)
+    known_until: datetime | None = attrs.field(default=None, validator=_check_time)
     again_at: datetime | None = None
     went_backwards: bool | None = None
     lost_at: datetime | None = None

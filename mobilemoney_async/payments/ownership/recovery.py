@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
 import anyio
@@ -63,6 +63,8 @@ _LEASE = 30.0
 _PAUSE = 0.3
 # Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
 _BACKOFF, _PATIENCE = 10.0, 10.0
+# No payment of ours is older; an edited row may be, and the calendar has a first day.
+_NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
@@ -413,4 +415,4 @@ def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
     """
     first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
     sent_at = _newest_owned(journal, until) or facts.first_record_at
-    return sent_at or journal.connection.execute(first).scalar_one() or until
+    return max(sent_at or journal.connection.execute(first).scalar_one() or until, _NO_PAYMENT_YET)
