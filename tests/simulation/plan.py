@@ -170,6 +170,48 @@ PROFILES[SHOP_WITH_PAUSES] = Profile(
         "idle": 60.0,
     },
 )
+# Added later again, for seeds that have drawn none so far.
+LATER: dict[str, Profile] = {
+    # Senders that sleep or stall, and are given up: their keys are released and sent again meanwhile.
+    "keys that are used again": Profile(
+        weights={
+            "process_sleeps": 0.02,  # no other seed draws it
+            "sender_stops": 0.3,
+            "request_late": 0.3,
+            "refused_before": 0.3,
+            "request_lost": 0.2,
+            "list_": 0,
+            "crash": 0,
+            "stop": 0,
+        },
+        sizes={
+            "numbers": 1,
+            "amounts": (25_000,),
+            "orders": 8,
+            "processes": 3,
+            "openings": 3,
+            "minutes": 8.0,
+            "grace": 30.0,
+            "timeout": 10.0,
+            "resend": True,
+        },
+    ),
+    # Orders that are cancelled, or paid later, after an answer that may be wrong, and listings that miss them once.
+    "orders that are given up": Profile(
+        weights={
+            "list_": 0,
+            "list_miss": 0.5,
+            "answer_lost": 0.4,
+            "lie_refused": 0.3,
+            "order_cancelled": 0.5,
+            "customer_later": 0.5,
+            "crash": 0,
+        },
+        sizes={"orders": 12, "openings": 2, "minutes": 8.0, "grace": 30.0, "timeout": 10.0, "resend": True},
+    ),
+}
+PROFILES |= LATER
+REPEATING = 0.5
 
 
 @attrs.frozen(kw_only=True)
@@ -219,9 +261,11 @@ class Plan:
     def drawn(cls, seed: str, profile: str | None = None) -> Plan:
         """Return the plan of a seed: in half of them that of a profile, or of the one that is named."""
         plan, dice = cls._any(seed), random.Random(f"{seed}/profile")
-        drawn = dice.choice(sorted(PROFILES.keys() - {SHOP_WITH_PAUSES})) if dice.random() < PROFILED else None
+        drawn = dice.choice(sorted(PROFILES.keys() - {SHOP_WITH_PAUSES, *LATER})) if dice.random() < PROFILED else None
         if drawn is None and random.Random(f"{seed}/long pauses").random() < PAUSING:
             drawn = SHOP_WITH_PAUSES
+        if drawn is None and (dice := random.Random(f"{seed}/later")).random() < REPEATING:
+            drawn = dice.choice(sorted(LATER))
         return plan if (name := profile or drawn) is None else plan.profiled(name)
 
     @classmethod

@@ -295,8 +295,8 @@ DEFECTS = (
     Defect(
         "a sender that stood still may send a quarter of an hour later",
         "calls/pipeline.py",
-        "if took() > patience:",
-        "if took() > 900 + patience:",
+        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
+        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds()) - 900",
     ),
     Defect(
         "a match that fits another key's earlier attempt is adopted",

@@ -291,6 +291,9 @@ class World:
             # Its task may be cancelled now, but gets that at its next await only.
             with anyio.CancelScope(shield=True):
                 await self.point("after a transaction")
+                life = PROCESS.get()
+                if life is not None and self.strikes("process_sleeps"):
+                    self.stop(life, "after a transaction", dice.uniform(100, 900))
                 await anyio.sleep(dice.choice([0.0, 0.001, 0.005]))
 
     def _trouble(self) -> None:
