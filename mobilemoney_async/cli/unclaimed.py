@@ -166,7 +166,8 @@ def recover(
         said = "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT"
         say("payments", copyable(said))
     else:
-        say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
+        said = f"the store has forgotten no transactions of account {store.account!r}, as far as is known"
+        say("payments", copyable(f"{said}; after a restored backup first run mobilemoney payments reconcile"))
 
 
 def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
