@@ -48,7 +48,10 @@ class Cart(BaseModel):
 async def place_order(session: AsyncSession, store: SQLStore, number: str, cart: Cart) -> PaymentRecord:
     """Record order and payment in the transaction of the session: both, or none."""
     phone_number, price = tanzanian(cart.phone_number), PRICES[cart.item]  # 0788 500 000, as customers type it
-    if await session.get(Order, number) is None:
+    placed = await session.get(Order, number)
+    if placed is not None and placed.item == cart.item:
+        price = placed.price  # that of its day
+    if placed is None:
         # The limit against strangers, for all workers: each prompt rings somebody's phone.
         recent = (Order.phone_number == phone_number, Order.created_at > sa.func.now() - WITHIN)
         if (await session.scalar(sa.select(sa.func.count()).where(*recent)) or 0) >= PER_NUMBER:
@@ -62,7 +65,7 @@ async def place_order(session: AsyncSession, store: SQLStore, number: str, cart:
             phone_number=phone_number,
             amount=price,
             idempotency_key=number,
-            not_after=WITHIN,  # no phone rings for what its customer has given up
+            not_after=WITHIN,  # later the customer has gone: no phone rings
         )
     )
 

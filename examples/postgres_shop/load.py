@@ -1,12 +1,14 @@
 """Many orders at once against the running shop, and the question that counts: is each paid one shipped once?
 
 `python load.py 40`, or `python load.py 40 --kill PID`, which kills that worker once half of the orders are placed:
-uvicorn prints `Started server process [PID]` for each. It needs the shop's `DATABASE_URL`, and a sandbox behind it.
+uvicorn prints `Started server process [PID]` for each. It needs the shop's `DATABASE_URL`, and a sandbox behind it. An
+order whose answer was lost may have no end yet after five minutes: `mobilemoney payments list --unresolved` says why.
 """
 
 import argparse
 import os
 import signal
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -18,7 +20,7 @@ from models import URL, Order, Shipment
 
 from mobilemoney_async import AsyncClient, SQLStore
 
-AT_ONCE, PAUSE = 10, 0.5  # orders; seconds
+AT_ONCE, PAUSE, PATIENCE = 10, 0.5, 300  # orders; seconds
 OURS = f"load-{uuid4().hex}-"
 
 
@@ -44,10 +46,12 @@ async def load(shop: str, number: int, victim: int | None) -> Counter[str]:
             if position == number // 2 and victim is not None:
                 os.kill(victim, signal.SIGKILL)
             answer = await ask(browser, "POST", order, item="tea", phone_number=f"0681 {position:06d}")
-        while answer.status_code == 202:
-            await anyio.sleep(PAUSE)
-            answer = await ask(browser, "GET", order)
+        with anyio.move_on_after(PATIENCE):
+            while answer.status_code == 202:
+                await anyio.sleep(PAUSE)
+                answer = await ask(browser, "GET", order)
         told[answer.json()["state"]] += 1
+        print(f"{told.total()} of {number}", end="\r", file=sys.stderr, flush=True)
 
     async with httpx.AsyncClient(base_url=shop, timeout=30) as browser, anyio.create_task_group() as tasks:
         for position in range(number):

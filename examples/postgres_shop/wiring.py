@@ -61,6 +61,9 @@ async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> Non
         except (StoreError, sa.exc.SQLAlchemyError, OSError) as exc:
             logger.warning("the books wait: %s", exc)
             await anyio.sleep(PAUSE)
+        except Exception:
+            logger.exception("a change could not be booked, and no later one is")
+            await anyio.sleep(10 * PAUSE)
 
 
 def shop_lifespan(
