@@ -16,11 +16,9 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.callbacks import CallbackMode
 from tests.browser.phone_page import ASHA, JUMA, NEEMA, Served, play_a_morning, serving
 from tests.support.chromium import headless, set_screen
 from tests.support.patience import PATIENCE
-from tests.support.server import Request, Response, serve
 
 QUIET, OTHER = "+255754000555", "+255755000666"
 NARROW, WIDE = (360, 760), (1440, 900)
@@ -150,11 +148,6 @@ class PageUser:
     def keys(self, *keys: str) -> None:
         """Press keys, wherever the focus is."""
         ActionChains(self.chrome).send_keys(*keys).perform()
-
-    def holds(self, name: str, effect: Callable[..., Any], *arguments: Any) -> None:
-        """Press a button, and wait for its effect on the sandbox."""
-        self.press(name)
-        self.until(lambda: self.served.call(effect, *arguments), f"{name} never worked")
 
     @property
     def focused(self) -> str:
@@ -309,16 +302,6 @@ def test_foreign_texts_do_not_break_the_page(user: PageUser, served: Served) -> 
     assert user.chrome.title == "Mobile money sandbox"
 
 
-def test_a_prompt_expires_by_itself_when_the_clock_jumps(user: PageUser, served: Served) -> None:
-    """A jump of the clock replaces the two minutes until a payment times out."""
-    user.open()
-    end = served.wait_for(served.ask(ASHA, 15_000))
-    user.sees("left")
-    user.press("jump-600")
-    assert end.result(PATIENCE).status == "TIMEOUT"
-    user.sees("Expired", "TIMEOUT")
-
-
 def test_a_half_typed_pin_survives_updates(user: PageUser, served: Served) -> None:
     """While prompts come, count down and end around it, the focus stays and nothing typed or folded out is lost."""
     user.open()
@@ -371,41 +354,6 @@ def test_everything_works_by_keyboard(user: PageUser, served: Served) -> None:
     user.type(f"pin-{first}", "1234", Keys.ENTER)
     heading = "+255 620 000 377"
     user.until(lambda: user.chrome.switch_to.active_element.text.endswith(heading), "the focus is lost")
-
-
-def test_callbacks_reach_a_real_receiver(user: PageUser, served: Served) -> None:
-    """Each mode of the callback sender, and a forged callback, arrive at a program of the merchant's."""
-    bodies: list[bytes] = []
-
-    async def receive(request: Request) -> Response:
-        bodies.append(await request.read())
-        return Response.json({})
-
-    def came(number: int) -> list[bytes]:
-        user.until(lambda: len(bodies) >= number, f"never {number} callbacks")
-        found = bodies[:]
-        bodies.clear()
-        return found
-
-    with served.portal.wrap_async_context_manager(serve(receive)) as receiver:
-        user.open()
-        user.type("callback-url", receiver.base_url)
-        for mode, number in ((CallbackMode.ONCE, 1), (CallbackMode.TWICE, 2), (CallbackMode.BEFORE_ANSWER, 2)):
-            user.type("callback-mode", {"o": "once", "t": "twice", "b": "before"}[mode[0]])
-            user.holds("callback-save", lambda mode: served.sandbox.callbacks.mode is mode, mode)
-            payment = served.ask(ASHA, 15_000)
-            served.call(served.sandbox.approve, payment)
-            assert all(payment.encode() in body for body in came(number))
-        user.type("callback-mode", "30")
-        user.holds("callback-save", lambda: served.sandbox.callbacks.mode is CallbackMode.LATE)
-        served.call(served.sandbox.approve, served.ask(ASHA, 15_000))
-        assert bodies == []
-        user.press("jump-60")
-        came(1)
-        user.press("callback-forge")
-        (forged,) = came(1)
-        assert b"SUCCESS" in forged
-        user.sees("forged", "HTTP 200", "repeated", "created", "Callbacks go to http://127.0.0.1:")
 
 
 def test_masked_numbers_are_nowhere_on_the_page(user: PageUser, served: Served) -> None:
