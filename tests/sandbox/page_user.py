@@ -9,6 +9,7 @@ import anyio.lowlevel
 import httpx
 
 from mobilemoney_async.sandbox import Payment, Sandbox
+from tests.sandbox.service import create
 
 ADDRESS = "http://127.0.0.1:8765"
 # The number of an ordinary customer on the page.
@@ -71,12 +72,7 @@ class PageUser:
 
 async def ask(sandbox: Sandbox, phone_number: str, amount: int = 15_000, **more: str) -> str:
     """Create a collection as any program does, and return its id."""
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
-        body = {"phone_number": phone_number, "amount": str(amount), **more}
-        answer = await http.post("/payment-service/airtel/c2b", json=body)
-    created: str = answer.json()["transaction_id"]
-    return created
+    return await create(sandbox, phone_number, str(amount), **more)
 
 
 class Reader:

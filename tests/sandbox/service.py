@@ -7,7 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+import httpx
 
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.engine import Engine
 from mobilemoney_async.sandbox.messages import Reply, Request
@@ -16,6 +18,23 @@ START = datetime(2025, 3, 31, 23, 59, 0, tzinfo=UTC)
 ORDINARY = "+255681000001"
 SUCCEEDS = "+255780000789"
 STUCK = "+255780000129"
+
+
+def http(sandbox: Sandbox, token: str | None = None, **options: Any) -> httpx.AsyncClient:
+    """Return a program of the merchant's: in process, or as these options say."""
+    where = {"transport": sandbox.transport(), "base_url": sandbox.base_url}
+    return httpx.AsyncClient(headers={"Authorization": f"Bearer {token or sandbox.token}"}, **{**where, **options})
+
+
+async def create(
+    sandbox: Sandbox, phone_number: str = ORDINARY, amount: str = "1000", *, endpoint: str = "c2b", **more: Any
+) -> str:
+    """Make a payment as a program does, and return its id."""
+    token = more.pop("token", None)
+    async with http(sandbox, token) as client:
+        body = {"phone_number": phone_number, "amount": amount, **more}
+        answer = await client.post(f"/payment-service/airtel/{endpoint}", json=body)
+    return str(answer.json()["transaction_id"])
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Request
 from mobilemoney_async.sandbox.server import CONNECTION, CannotDropError, target
 from tests.sandbox.service import ORDINARY, START
+from tests.sandbox.test_transport import over_asgi
 
 Messages = list[dict[str, Any]]
 
@@ -19,11 +20,6 @@ Messages = list[dict[str, Any]]
 @pytest.fixture
 def sandbox() -> Sandbox:
     return Sandbox(now=START, choices=Choices(rate_limit=None))
-
-
-def http(sandbox: Sandbox) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    return httpx.AsyncClient(transport=httpx.ASGITransport(sandbox.app), base_url=sandbox.base_url, headers=headers)
 
 
 def http_scope(**more: Any) -> dict[str, Any]:
@@ -37,31 +33,12 @@ def http_scope(**more: Any) -> dict[str, Any]:
     }
 
 
-async def test_it_answers_as_the_other_fronts_do(sandbox: Sandbox) -> None:
-    async with http(sandbox) as client:
-        body = {"phone_number": ORDINARY, "amount": "5", "external_id": "a/b c+d"}
-        created = (await client.post("/payment-service/airtel/c2b", json=body)).json()
-        found = await client.get("/payment-service/transaction", params={"external_id": "a/b c+d"})
-        assert found.json()["transaction"]["id"] == created["transaction_id"]
-        assert found.headers["content-type"] == "application/json"
-        malformed = await client.get("/payment-service/transaction/a%2Fb")
-        assert malformed.json()["error_code"] == "INVALID_TRANSACTION_ID"
-
-
-async def test_latency_is_waited_for(sandbox: Sandbox) -> None:
-    sandbox.script(faults.latency(4))
-    async with http(sandbox) as client:
-        start = anyio.current_time()
-        assert (await client.get("/user-service/profile")).status_code == 200
-        assert anyio.current_time() - start == 4
-
-
 async def test_each_request_is_logged_in_one_line_without_phone_numbers(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mobilemoney_async.sandbox")
     sandbox.script(faults.latency(0.25))
-    async with http(sandbox) as client:
+    async with over_asgi(sandbox) as client:
         await client.get("/payment-service/transaction", params={"external_id": ORDINARY})
         await client.post("/payment-service/airtel/c2b", json={"phone_number": ORDINARY, "amount": "5"})
     lines = [record.getMessage() for record in caplog.records if record.name == "mobilemoney_async.sandbox"]
@@ -79,7 +56,7 @@ def test_phone_numbers_are_masked_wherever_they_stand() -> None:
 async def test_no_web_page_writes_to_the_terminal(sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
     """An image's address on any page may hold escape sequences, line ends and bidi controls, as long as it likes."""
     caplog.set_level(logging.INFO, "mobilemoney_async.sandbox")
-    async with http(sandbox) as client:
+    async with over_asgi(sandbox) as client:
         for text in ("\x1b]0;x\x07\x1b[2J", "a\r\nGET / 200", "\u202e\x9b", "W" * 5_000):
             await client.get("/payment-service/transactions", params={text: text})
     lines = [record.getMessage() for record in caplog.records if record.name == "mobilemoney_async.sandbox"]
@@ -88,7 +65,7 @@ async def test_no_web_page_writes_to_the_terminal(sandbox: Sandbox, caplog: pyte
 
 async def test_a_server_that_cannot_drop_connections_is_told_so(sandbox: Sandbox) -> None:
     sandbox.script(faults.drop(processed=True))
-    async with http(sandbox) as client:
+    async with over_asgi(sandbox) as client:
         with pytest.raises(CannotDropError, match="closed"):
             await client.get("/user-service/profile")
 

@@ -5,7 +5,6 @@ from email.utils import format_datetime
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from mobilemoney_async.sandbox.behaviour import RateLimitReading
 from mobilemoney_async.sandbox.clock import FASTEST, Clock
 from mobilemoney_async.sandbox.faults import html_page
 from mobilemoney_async.testing import run_virtual
-from tests.sandbox.service import ORDINARY, START, SUCCEEDS, Service
+from tests.sandbox.service import ORDINARY, START, SUCCEEDS, Service, http
 from tests.support.scale import examples
 
 
@@ -135,7 +134,7 @@ async def test_lifetimes_follow_it() -> None:
     """A login token outlives any pause, and its hour is over early while the clock runs fast."""
     sandbox = Sandbox(now=START)
     sandbox.run_clock(0)
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as client:
+    async with http(sandbox) as client:
         login = await client.post("/user-service/login", json={"email": sandbox.email, "password": sandbox.password})
         client.headers["Authorization"] = f"Bearer {login.json()['access_token']}"
         await anyio.sleep(7200)
@@ -148,7 +147,7 @@ async def test_lifetimes_follow_it() -> None:
 async def test_every_answer_shows_it() -> None:
     """The Date header, also of refusals and faults, follows the service's clock, as `created_at` does."""
     sandbox = Sandbox(now=START)
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as client:
+    async with http(sandbox) as client:
         assert (await client.get("/user-service/profile")).headers["date"] == format_datetime(START, usegmt=True)
         sandbox.advance(3600)
         sandbox.script(html_page())
@@ -166,17 +165,6 @@ async def test_a_clients_own_limit_stays_right_whatever_the_clock_does(rate: flo
                 sandbox.run_clock(rate)
             await client.users.profile()
     assert (sandbox.requests.total, sandbox.requests.rejections) == (90, 0)
-
-
-def test_the_limit_is_counted_by_unscaled_time() -> None:
-    service = Service(choices=Choices())
-    service.unscaled_now = 0.0
-    assert [service.send("GET", "/user-service/profile").status for _ in range(11)] == [200] * 10 + [429]
-    service.now = 1000.0
-    rejected = service.send("GET", "/user-service/profile")
-    assert (rejected.status, rejected.json["retry_after"]) == (429, 1)
-    service.unscaled_now = 1.0
-    assert service.send("GET", "/user-service/profile").status == 200
 
 
 def test_the_lock_after_refused_logins_lasts_as_long_as_it_says() -> None:

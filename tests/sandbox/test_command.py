@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -67,26 +68,45 @@ def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     async def serve(sandbox: Sandbox, host: str, port: int) -> None:
-        made.append((sandbox.speed, sandbox.by_hand, len(sandbox.tokens), host, port))
+        made.append((sandbox.speed, sandbox.by_hand, sandbox.balance, len(sandbox.tokens), host, port))
 
     monkeypatch.setattr(command, "_serve", serve)
-    given = ["--speed", "3", "--by-hand", "--host", "0.0.0.0", "--port", "0", "--merchants", "40"]
+    given = ["--speed", "3", "--by-hand", "--host", "0.0.0.0", "--port", "0", "--merchants", "40", "--balance", "5000"]
     for arguments in (["sandbox", *given], ["sandbox"]):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert made == [(3, True, 40, "0.0.0.0", 0), (1, False, 1, "127.0.0.1", 8765)]
+    assert made == [(3, True, 5000, 40, "0.0.0.0", 0), (1, False, Sandbox().balance, 1, "127.0.0.1", 8765)]
 
 
-def test_in_a_container_the_address_is_one_that_the_client_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What it prints where it is stopped at once, by an error or in order."""
+
+    def run(error: type[BaseException] | None = None, **options: Any) -> str:
+        async def stopped() -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(command, "until_stopped", stopped)
+        run_sandbox(port=0, **options)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_in_a_container_the_address_is_one_that_the_client_takes(printed: Callable[..., str]) -> None:
     """0.0.0.0 stands for every address, loopback included, and the client sends tokens over http to loopback only."""
+    assert re.match(rf"{URL}=http://127\.0\.0\.1:\d+/v1\n", printed(host="0.0.0.0"))
 
-    async def stopped() -> None:
-        pass
 
-    monkeypatch.setattr(command, "until_stopped", stopped)
-    run_sandbox(host="0.0.0.0", port=0)
-    assert re.match(rf"{URL}=http://127\.0\.0\.1:\d+/v1\n", capsys.readouterr().out)
+def test_an_interrupt_that_is_no_signal_ends_it_too(printed: Callable[..., str]) -> None:
+    assert printed(KeyboardInterrupt).endswith("stopped\n")
+
+
+def test_the_tokens_of_many_merchants_are_printed(printed: Callable[..., str]) -> None:
+    """`--merchants 3` prints a token for each, and the address at which a platform reads them."""
+    out = printed(merchants=3)
+    assert re.search(r"as JSON: http://127\.0\.0\.1:\d+/merchants\.json\n", out)
+    assert re.findall(r"^(shop-\d)  sbx_\w+$", out, re.MULTILINE) == ["shop-1", "shop-2", "shop-3"]
 
 
 def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,30 +134,6 @@ def test_a_pipe_that_closed_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> N
         run_sandbox(port=0)
 
 
-def test_an_interrupt_that_is_no_signal_ends_it_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "until_stopped", interrupted)
-    run_sandbox(port=0)
-    assert capsys.readouterr().out.endswith("stopped\n")
-
-
-def test_the_opening_balance_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is that of `Sandbox`."""
-    balances = []
-
-    async def note(sandbox: Sandbox, host: str, port: int) -> None:
-        balances.append(sandbox.balance)
-
-    monkeypatch.setattr(command, "_serve", note)
-    for options in ([], ["--balance", "5000"]):
-        assert CliRunner().invoke(app, ["sandbox", *options]).exit_code == 0
-    assert balances == [Sandbox().balance, 5000]
-
-
 def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="speed"):
         run_sandbox(port=0, speed=0)
@@ -150,18 +146,3 @@ def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(SystemExit, match=r"mobilemoney-async\[sandbox\]"):
         run_sandbox(port=0)
-
-
-def test_the_tokens_of_many_merchants_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--merchants 3` prints a token for each, and the address at which a platform reads them."""
-
-    async def stopped() -> None:
-        pass
-
-    monkeypatch.setattr(command, "until_stopped", stopped)
-    run_sandbox(port=0, merchants=3)
-    out = capsys.readouterr().out
-    assert re.search(r"as JSON: http://127\.0\.0\.1:\d+/merchants\.json\n", out)
-    assert re.findall(r"^(shop-\d)  sbx_\w+$", out, re.MULTILINE) == ["shop-1", "shop-2", "shop-3"]

@@ -16,7 +16,7 @@ from mobilemoney_async.sandbox.endpoints import ROUTES
 from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.script import SWITCHES
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
-from tests.sandbox.service import ORDINARY, START, STUCK
+from tests.sandbox.service import ORDINARY, START, STUCK, http
 from tests.support.patience import until
 
 # Phones
@@ -36,8 +36,8 @@ async def test_an_empty_page_shows_how_to_begin(user: PageUser, sandbox: Sandbox
 async def test_the_program_on_the_page_runs_as_it_is_copied(capsys: pytest.CaptureFixture[str]) -> None:
     """The Python program needs nothing else: pasted into a file, it asks a customer, waits and prints the end."""
     sandbox = Sandbox(speed=1000)
-    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
-        found = re.search(r'<code id="python">(.*?)</code>', (await http.get("/")).text, re.DOTALL)
+    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as client:
+        found = re.search(r'<code id="python">(.*?)</code>', (await client.get("/")).text, re.DOTALL)
         assert found is not None
         program = compile(html.unescape(found[1]), "copied.py", "exec")
         await anyio.to_thread.run_sync(exec, program, {})
@@ -58,17 +58,6 @@ async def test_a_prompt_is_shown_with_its_details(user: PageUser, sandbox: Sandb
     seen = await user.see()
     for part in (WRITTEN, "Pay merchant@example.com TZS 15,000", only(sandbox).reference, "1:43 left"):
         assert part in seen
-
-
-async def test_the_right_pin_pays(user: PageUser, sandbox: Sandbox) -> None:
-    """The PIN on the page makes the payment, and the phone and the merchant see it."""
-    payment = await ask(sandbox, ORDINARY)
-    await user.do("/phones/pin", transaction_id=payment, pin="1234")
-    assert only(sandbox).status == "SUCCESS"
-    seen = await user.see()
-    assert "Paid" in seen
-    assert "10,014,775.00" in seen  # 15,000 less the merchant's fee
-    assert "1:43 left" not in seen
 
 
 async def test_a_wrong_pin_is_shown_with_the_tries_left_until_the_last_declines(
@@ -265,9 +254,8 @@ async def test_a_fault_strikes_where_it_should_and_is_counted(user: PageUser, sa
     """A fault for one endpoint spares the others; the page counts, and says that it is on."""
     await user.do("/faults", keep="error-500-before", on="profile")
     assert "On until you switch it off, on profile" in await user.see()
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
-        statuses = [(await http.get(f"/user-service/{path}")).status_code for path in ("profile", "users/profile")]
+    async with http(sandbox) as client:
+        statuses = [(await client.get(f"/user-service/{path}")).status_code for path in ("profile", "users/profile")]
     assert statuses == [500, 200]
     seen = await user.see()
     assert "struck 1×" in seen  # noqa: RUF001 - a multiplication sign
@@ -305,11 +293,11 @@ async def test_a_forged_callback_is_sent_and_listed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     sandbox = Sandbox()
-    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
-        answer = await http.post("/callbacks", data={"url": closed, "forge": "yes"})
+    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as client:
+        answer = await client.post("/callbacks", data={"url": closed, "forge": "yes"})
         assert answer.status_code == 303
         await until(lambda: sandbox.callbacks.sent)
-        seen = Elements((await http.get("/")).text).text
+        seen = Elements((await client.get("/")).text).text
     assert "forged cannot connect" in seen
     assert closed in seen
 

@@ -14,15 +14,15 @@ from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.page.app import create_page, refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
-from tests.sandbox.service import ORDINARY
+from tests.sandbox.service import ORDINARY, http
 
 
 async def test_foreign_texts_are_escaped(user: PageUser, sandbox: Sandbox) -> None:
     """A reference, a path or a URL is shown as text, and never becomes markup."""
     nasty = "\"><img src=x onerror=alert(1)>'{{7*7}}"
     await ask(sandbox, ORDINARY, external_id=nasty)
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
-        await http.get("/%3Cimg%20src=x%3E")
+    async with http(sandbox) as client:
+        await client.get("/%3Cimg%20src=x%3E")
     sandbox.callbacks.configure("http://127.0.0.1:9/?" + "a=<b>&c='d'")
     source = await user.source()
     assert "<img src=x" not in source
@@ -37,11 +37,10 @@ async def test_foreign_texts_are_short_and_harmless(user: PageUser, sandbox: San
     sandbox.decline(await ask(sandbox, ORDINARY, external_id=hostile), hostile)
     fault = Fault(name=hostile, instead=lambda _: Reply(status=500, code=hostile))
     sandbox.script(fault, on="GET")
-    headers = {"Authorization": f"Bearer {sandbox.add_account(hostile).token}"}
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
-        await http.get(f"/{hostile}")
-        await http.request(10_000 * "M", "/")
-        await http.post("/payment-service/airtel/c2b", json={"phone_number": ORDINARY, "amount": "7"})
+    async with http(sandbox, sandbox.add_account(hostile).token) as client:
+        await client.get(f"/{hostile}")
+        await client.request(10_000 * "M", "/")
+        await client.post("/payment-service/airtel/c2b", json={"phone_number": ORDINARY, "amount": "7"})
     sandbox.callbacks.configure(f"http://{30 * 'host.'}example:9/")
     for masked in ("no", "yes"):
         await user.do("/mask", masked=masked)
@@ -58,9 +57,9 @@ async def test_foreign_texts_are_short_and_harmless(user: PageUser, sandbox: San
 async def test_masked_numbers_are_nowhere_in_the_page(user: PageUser, sandbox: Sandbox) -> None:
     """With numbers masked the whole number is not in the page, wherever it stood; the choice outlives a reload."""
     await ask(sandbox, ORDINARY, external_id=ORDINARY)
-    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
-        await http.get(f"/payment-service/transaction/{ORDINARY}")
-        await http.get("/payment-service/transaction/%2B255681000001")
+    async with http(sandbox) as client:
+        await client.get(f"/payment-service/transaction/{ORDINARY}")
+        await client.get("/payment-service/transaction/%2B255681000001")
     assert WRITTEN in await user.see()
     await user.do("/mask", masked="yes")
     for source in (await user.source(), await user.source()):
@@ -68,6 +67,9 @@ async def test_masked_numbers_are_nowhere_in_the_page(user: PageUser, sandbox: S
         assert "681000001" not in re.sub(r"[\s-]", "", Elements(source).text)
         assert "681000001" not in source
         assert only(sandbox).reference in source
+    await user.do("/phones/ask", phone_number=ORDINARY, amount="10")
+    asked = await user.source()
+    assert "Asked +255 ••• ••• 001" in Elements(asked).text and "681000001" not in asked
     await user.do("/mask", masked="no")
     assert WRITTEN in await user.see()
     assert (await user.post("/mask", masked="perhaps")).status_code == 422
@@ -234,5 +236,5 @@ async def test_the_page_can_stand_alone(sandbox: Sandbox) -> None:
     page = create_page(sandbox)
     await page({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url=ADDRESS) as http:
-        assert (await http.get("/")).status_code == 200
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url=ADDRESS) as client:
+        assert (await client.get("/")).status_code == 200

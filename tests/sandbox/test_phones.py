@@ -1,37 +1,17 @@
 """Customers' phones, and payments that wait for a PIN."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from mobilemoney_async.sandbox import PIN, IllegalTransitionError, Phone, Sandbox
 from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN
-from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
+from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS, create
 
-OTHER = "+255681000002"
-
-
-class Merchant:
-    """Asks phones for money, and sends some."""
-
-    def __init__(self, sandbox: Sandbox, token: str | None = None) -> None:
-        self.sandbox = sandbox
-        self._headers = {"Authorization": f"Bearer {token or sandbox.token}"}
-
-    async def collect(self, phone_number: str = ORDINARY, amount: str = "1000") -> str:
-        return await self._create("c2b", phone_number, amount)
-
-    async def disburse(self, phone_number: str = ORDINARY, amount: str = "1000") -> str:
-        return await self._create("b2c", phone_number, amount)
-
-    async def _create(self, endpoint: str, phone_number: str, amount: str) -> str:
-        async with httpx.AsyncClient(transport=self.sandbox.transport(), base_url=self.sandbox.base_url) as client:
-            body = {"phone_number": phone_number, "amount": amount}
-            answer = await client.post(f"/payment-service/airtel/{endpoint}", json=body, headers=self._headers)
-        return str(answer.json()["transaction_id"])
+collect, disburse = partial(create, endpoint="c2b"), partial(create, endpoint="b2c")
 
 
 def phone_of(sandbox: Sandbox, phone_number: str) -> Phone:
@@ -39,8 +19,7 @@ def phone_of(sandbox: Sandbox, phone_number: str) -> Phone:
 
 
 async def test_by_hand_a_payment_waits_for_a_person_until_its_prompt_expires(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
-    paid, left_alone = await merchant.collect(), await merchant.collect()
+    paid, left_alone = await collect(sandbox), await collect(sandbox)
     await anyio.sleep(119)
     assert sandbox.enter_pin(paid, PIN) is True
     assert [sandbox.transactions[each].status for each in (paid, left_alone)] == ["SUCCESS", "PENDING"]
@@ -50,21 +29,19 @@ async def test_by_hand_a_payment_waits_for_a_person_until_its_prompt_expires(san
 
 
 async def test_by_hand_magic_numbers_and_payouts_go_on_by_themselves(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
-    magic, payout = await merchant.collect(SUCCEEDS), await merchant.disburse()
+    magic, payout = await collect(sandbox, SUCCEEDS), await disburse(sandbox)
     await anyio.sleep(100)
     assert [sandbox.transactions[each].status for each in (magic, payout)] == ["SUCCESS", "SUCCESS"]
 
 
 async def test_by_hand_can_be_switched_at_any_time(sandbox: Sandbox) -> None:
     """It decides about payments that are new, and leaves those that wait alone."""
-    merchant = Merchant(sandbox)
     assert not Sandbox().by_hand
-    first = await merchant.collect()
+    first = await collect(sandbox)
     sandbox.by_hand = False
-    second = await merchant.collect()
+    second = await collect(sandbox)
     sandbox.by_hand = True
-    third = await merchant.collect()
+    third = await collect(sandbox)
     await anyio.sleep(110)
     statuses = [sandbox.transactions[each].status for each in (first, second, third)]
     assert (statuses, sandbox.by_hand) == (["PENDING", "SUCCESS", "PENDING"], True)
@@ -81,9 +58,8 @@ async def test_by_hand_changes_nothing_about_the_other_payments() -> None:
     ends = []
     for by_hand in (False, True):
         sandbox = Sandbox(now=START, by_hand=by_hand)
-        merchant = Merchant(sandbox)
-        await merchant.collect()
-        payout = await merchant.disburse()
+        await collect(sandbox)
+        payout = await disburse(sandbox)
         sandbox.advance(100)
         ends.append((payout, sandbox.transactions[payout].ended_at))
     assert ends[0] == ends[1]
@@ -91,7 +67,7 @@ async def test_by_hand_changes_nothing_about_the_other_payments() -> None:
 
 async def test_a_phone_shows_its_prompts(sandbox: Sandbox) -> None:
     sandbox.advance(10)
-    transaction_id = await Merchant(sandbox).collect(amount="2500")
+    transaction_id = await collect(sandbox, amount="2500")
     (phone,) = sandbox.phones()
     (prompt,) = phone.prompts
     assert (phone.phone_number, phone.history) == (ORDINARY, ())
@@ -104,13 +80,12 @@ async def test_a_phone_shows_its_prompts(sandbox: Sandbox) -> None:
 
 
 async def test_a_prompt_that_nothing_will_expire_says_so(sandbox: Sandbox) -> None:
-    await Merchant(sandbox).collect(STUCK)
+    await collect(sandbox, STUCK)
     assert phone_of(sandbox, STUCK).prompts[0].expires_at is None
 
 
 async def test_wrong_pins_are_counted_for_each_prompt(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
-    first, second = await merchant.collect(), await merchant.collect()
+    first, second = await collect(sandbox), await collect(sandbox)
     sandbox.enter_pin(first, "0000")
     assert [prompt.wrong_pins for prompt in sandbox.phones()[0].prompts] == [0, 1]
     assert sandbox.enter_pin(first, PIN) is True
@@ -118,8 +93,7 @@ async def test_wrong_pins_are_counted_for_each_prompt(sandbox: Sandbox) -> None:
 
 
 async def test_only_an_open_prompt_takes_a_pin(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
-    payout, prompt = await merchant.disburse(), await merchant.collect()
+    payout, prompt = await disburse(sandbox), await collect(sandbox)
     with pytest.raises(IllegalTransitionError, match="a disbursement in PROCESSING has no prompt"):
         sandbox.enter_pin(payout, PIN)
     with pytest.raises(KeyError):
@@ -134,8 +108,7 @@ async def test_only_an_open_prompt_takes_a_pin(sandbox: Sandbox) -> None:
 
 
 async def test_history_has_the_last_to_end_first_and_payouts_too(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
-    payout, first, second = await merchant.disburse(), await merchant.collect(), await merchant.collect()
+    payout, first, second = await disburse(sandbox), await collect(sandbox), await collect(sandbox)
     assert sandbox.phones()[0].history == ()
     sandbox.decline(second)
     sandbox.approve(payout)
@@ -144,23 +117,21 @@ async def test_history_has_the_last_to_end_first_and_payouts_too(sandbox: Sandbo
 
 
 async def test_phones_with_prompts_come_first_then_the_most_recently_used(sandbox: Sandbox) -> None:
-    merchant = Merchant(sandbox)
     numbers = [f"+25568100000{digit}" for digit in range(4)]
-    prompts = [await merchant.collect(number) for number in numbers]
+    prompts = [await collect(sandbox, number) for number in numbers]
     assert [phone.phone_number for phone in sandbox.phones()] == [numbers[3], numbers[2], numbers[1], numbers[0]]
     sandbox.decline(prompts[3])
     sandbox.decline(prompts[2])
     assert [phone.phone_number for phone in sandbox.phones()] == [numbers[1], numbers[0], numbers[2], numbers[3]]
-    await merchant.collect(numbers[3])
+    await collect(sandbox, numbers[3])
     assert [phone.phone_number for phone in sandbox.phones()] == [numbers[3], numbers[1], numbers[0], numbers[2]]
 
 
 async def test_the_number_of_phones_is_bounded(sandbox: Sandbox) -> None:
     """A flood of payments does not make the answer grow without end: the newest are shown."""
-    merchant = Merchant(sandbox)
-    prompts = [await merchant.collect() for _ in range(PROMPTS_SHOWN + 5)]
+    prompts = [await collect(sandbox) for _ in range(PROMPTS_SHOWN + 5)]
     for number in range(PHONES_SHOWN + 5):
-        await merchant.disburse(f"+2556810001{number:02d}")
+        await disburse(sandbox, f"+2556810001{number:02d}")
     phones = sandbox.phones()
     assert len(phones) == PHONES_SHOWN
     assert [prompt.transaction_id for prompt in phones[0].prompts] == prompts[: -PROMPTS_SHOWN - 1 : -1]
@@ -172,6 +143,6 @@ async def test_the_number_of_phones_is_bounded(sandbox: Sandbox) -> None:
 
 async def test_a_prompt_names_the_merchant_who_asks(sandbox: Sandbox) -> None:
     other = sandbox.add_account("other@example.com")
-    await Merchant(sandbox).collect()
-    await Merchant(sandbox, other.token).collect()
+    await collect(sandbox)
+    await collect(sandbox, token=other.token)
     assert [prompt.merchant for prompt in sandbox.phones()[0].prompts] == ["other@example.com", sandbox.email]

@@ -14,6 +14,7 @@ from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.server import MAX_BODY, origin
 from mobilemoney_async.testing import run_virtual
 from tests.sandbox.service import ORDINARY, SUCCEEDS
+from tests.sandbox.service import http as program
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def sandbox() -> Sandbox:
 
 
 def http(sandbox: Sandbox, base_url: str, timeout: httpx.Timeout | float | None = 30.0) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+    return program(sandbox, transport=None, base_url=base_url, timeout=timeout)
 
 
 @pytest.mark.asyncio
@@ -65,24 +65,6 @@ async def test_broken_connections(
             await client.post("/payment-service/airtel/c2b", json=body)
         assert len(sandbox.transactions) == processed
         assert (await client.post("/payment-service/airtel/c2b", json=body)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "body"),
-    [
-        (faults.server_error(503, processed=True), 503, b'{"status":"error"'),
-        (faults.html_page(), 502, b"<html>"),
-        (faults.empty_body(), 200, b""),
-        (faults.latency(0.001), 200, b'{"success":true'),
-    ],
-)
-@pytest.mark.asyncio
-async def test_odd_answers(sandbox: Sandbox, fault: Fault, status: int, body: bytes) -> None:
-    sandbox.script(fault)
-    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
-        answer = await client.get("/user-service/profile")
-    assert answer.status_code == status
-    assert answer.content.startswith(body)
 
 
 @pytest.mark.asyncio
@@ -230,8 +212,7 @@ async def test_the_host_that_it_is_served_at_is_its_own(sandbox: Sandbox) -> Non
 async def test_in_a_test_any_name_does(sandbox: Sandbox) -> None:
     """The ASGI application answers under the base URL of a test."""
     transport = httpx.ASGITransport(sandbox.app)
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    async with httpx.AsyncClient(transport=transport, base_url="https://pay.example/v1", headers=headers) as client:
+    async with program(sandbox, transport=transport, base_url="https://pay.example/v1") as client:
         assert (await client.get("/user-service/profile")).status_code == 200
 
 

@@ -1,6 +1,6 @@
 """The in-process front fails as a real socket does, after the same waits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
 import httpx
@@ -8,7 +8,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.faults import Fault
-from tests.sandbox.service import START, STUCK
+from tests.sandbox.service import START, STUCK, http
 
 BODY = {"phone_number": STUCK, "amount": "1"}
 
@@ -16,11 +16,6 @@ BODY = {"phone_number": STUCK, "amount": "1"}
 @pytest.fixture
 def sandbox() -> Sandbox:
     return Sandbox(now=START, choices=Choices(rate_limit=None))
-
-
-def http(sandbox: Sandbox, timeout: float | None = 7.0) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {sandbox.token}"}
-    return httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,7 @@ async def test_failures(
     sandbox: Sandbox, fault: Fault, error: type[httpx.HTTPError], after: float, processed: bool
 ) -> None:
     sandbox.script(fault)
-    async with http(sandbox) as client:
+    async with http(sandbox, timeout=7.0) as client:
         start = anyio.current_time()
         with pytest.raises(error) as failure:
             await client.post("/payment-service/airtel/c2b", json=BODY)
@@ -50,9 +45,21 @@ async def test_failures(
     assert len(sandbox.transactions) == processed
 
 
-async def test_answers_take_their_time(sandbox: Sandbox) -> None:
+def in_process(sandbox: Sandbox) -> httpx.AsyncClient:
+    return http(sandbox, timeout=7.0)
+
+
+def over_asgi(sandbox: Sandbox) -> httpx.AsyncClient:
+    return http(sandbox, transport=httpx.ASGITransport(sandbox.app))
+
+
+fronts = pytest.mark.parametrize("front", [in_process, over_asgi])
+
+
+@fronts
+async def test_answers_take_their_time(sandbox: Sandbox, front: Callable[[Sandbox], httpx.AsyncClient]) -> None:
     sandbox.script(faults.latency(6.5))
-    async with http(sandbox) as client:
+    async with front(sandbox) as client:
         start = anyio.current_time()
         answer = await client.get("/user-service/profile")
         assert anyio.current_time() - start == 6.5
@@ -80,7 +87,7 @@ async def test_a_bare_request_has_the_time_out_of_httpx(sandbox: Sandbox) -> Non
 
 
 async def test_a_call_cancelled_beforehand_has_no_effect(sandbox: Sandbox) -> None:
-    async with http(sandbox) as client:
+    async with http(sandbox, timeout=7.0) as client:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await client.post("/payment-service/airtel/c2b", json=BODY)
@@ -90,13 +97,16 @@ async def test_a_call_cancelled_beforehand_has_no_effect(sandbox: Sandbox) -> No
 
 async def test_a_call_cancelled_while_it_waits_has_taken_effect(sandbox: Sandbox) -> None:
     sandbox.script(faults.latency(3))
-    async with http(sandbox) as client:
+    async with http(sandbox, timeout=7.0) as client:
         with anyio.move_on_after(1):
             await client.post("/payment-service/airtel/c2b", json=BODY)
     assert len(sandbox.transactions) == 1
 
 
-async def test_queries_paths_and_streamed_bodies_arrive(sandbox: Sandbox) -> None:
+@fronts
+async def test_queries_paths_and_streamed_bodies_arrive(
+    sandbox: Sandbox, front: Callable[[Sandbox], httpx.AsyncClient]
+) -> None:
     def chunks() -> Iterator[bytes]:
         yield b'{"phone_number":"+2556810'
         yield b'00001","amount":"5","external_id":"a/b c+d"}'
@@ -105,7 +115,7 @@ async def test_queries_paths_and_streamed_bodies_arrive(sandbox: Sandbox) -> Non
         for chunk in chunks():
             yield chunk
 
-    async with http(sandbox) as client:
+    async with front(sandbox) as client:
         headers = {"content-type": "application/json"}
         created = await client.post("/payment-service/airtel/c2b", content=stream(), headers=headers)  # type: ignore[arg-type]
         assert created.status_code == 200
