@@ -9,19 +9,18 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, LoginAuth, RetryPolicy
+from mobilemoney_async import AsyncClient
 from mobilemoney_async.calls.limiter import Limiter
+from tests.calls.test_deadline import stage
 from tests.calls.ways import connect
 from tests.support.fakes import (
-    EMAIL,
-    PASSWORD,
+    C2B,
+    LOGIN,
     FakeTransport,
     Hang,
-    held,
     look_up,
     make_client,
     pay,
-    refusal,
     replies,
     script,
     settle,
@@ -53,42 +52,26 @@ async def places(limiter: Limiter) -> int:
     return count
 
 
-async def test_while_it_waits_for_its_turn() -> None:
-    """Nothing was sent, and its place is the next one's."""
-    transport = FakeTransport()
-    client = make_client(transport, rate_limiter=(limiter := held(6)))
+@pytest.mark.parametrize(
+    ("name", "paths", "times"),
+    [
+        ("waiting for its turn", [C2B], [100]),
+        ("logging in", [LOGIN, LOGIN, C2B], [0, 5, 5]),
+        ("pausing", [C2B], [5]),
+        ("held by a rejection", [C2B, C2B], [0, 30]),
+        ("renewing its token", [LOGIN, C2B, LOGIN, LOGIN, C2B], [0, 0, 0, 5, 5]),
+    ],
+)
+async def test_at_a_stage_before_it_is_sent(name: str, paths: list[str], times: list[float]) -> None:
+    """The next call logs in for itself, and is held as long as the service asked; no place is lost."""
+    transport, options = stage(name)
+    client = make_client(transport, **options)
     await give_up(client)
-    assert transport.sent == []
     await pay(client)
-    assert transport.sent[0].at == pytest.approx(6)
+    assert transport.paths == paths
+    assert [sent.at for sent in transport.sent] == pytest.approx(times)
     await anyio.sleep(60)
-    assert await places(limiter) == 10
-
-
-async def test_while_it_logs_in() -> None:
-    """The create was not sent; the next call logs in for itself."""
-    transport = FakeTransport(script(Hang()))
-    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD))
-    await give_up(client)
-    await pay(client)
-    assert [path.rpartition("/")[2] for path in transport.paths] == ["login", "login", "c2b"]
-
-
-async def test_while_it_pauses() -> None:
-    transport = FakeTransport(refuse=1)
-    client = make_client(transport, retry=RetryPolicy(first_delay=100, max_delay=100))
-    await give_up(client)
-    assert transport.sent == []
-    await pay(client)
-
-
-async def test_while_a_rejection_holds_it() -> None:
-    """The others are still held as long as the service asked."""
-    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=30)))
-    client = make_client(transport)
-    await give_up(client)
-    await pay(client)
-    assert [sent.at for sent in transport.sent] == pytest.approx([0, 30])
+    assert await places(options["rate_limiter"]) == 10
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

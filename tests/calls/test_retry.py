@@ -30,12 +30,6 @@ def test_pauses_grow_up_to_the_longest_and_are_shortened_by_half_at_most(
     assert full / 2 <= policy.delay(attempt, chance) <= full
 
 
-def test_the_default_pauses() -> None:
-    """Half a second, doubled each time, 8 s at most."""
-    assert [RetryPolicy().delay(attempt, 0.0) for attempt in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
-    assert RetryPolicy().delay(1, 1.0) == 0.25
-
-
 @pytest.mark.parametrize(
     ("argument", "options"),
     wrong(

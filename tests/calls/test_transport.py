@@ -136,7 +136,7 @@ def exceptions_of(module: ModuleType) -> Iterator[Any]:
         yield pytest.param(cls.__new__(cls), id=f"{module.__name__}.{name}")
 
 
-LIBRARIES = [httpx, httpx2, httpcore, httpcore2, aiohttp, anyio, ssl, socket]
+LIBRARIES = [httpx, httpx2, httpcore, httpcore2, aiohttp, anyio, trio, ssl, socket]
 ALL = [param for module in LIBRARIES for param in exceptions_of(module)]
 # Without StopIteration, which a coroutine cannot raise.
 ALL += [param for param in exceptions_of(builtins) if not isinstance(param.values[0], StopIteration)]
@@ -205,11 +205,6 @@ async def test_a_name_from_elsewhere_proves_nothing() -> None:
         pass
 
     assert (await failure(ConnectError("x"))).outcome == "unknown"
-
-
-@pytest.mark.parametrize("cls", [trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError])
-async def test_what_trio_raises_becomes_ours(cls: type[Exception]) -> None:
-    assert (await failure(cls())).outcome == "unknown"
 
 
 async def test_an_error_of_ours_stays_what_it_is() -> None:

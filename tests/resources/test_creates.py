@@ -122,12 +122,6 @@ class TestArguments:
         assert caught.value.argument == argument
         assert service.sent == []
 
-    @pytest.mark.parametrize("amount", [1000, "1000", "1000.00", Decimal(1000), Decimal("1E+3")])
-    async def test_an_amount_in_any_form_is_the_same_digits(self, amount: Any) -> None:
-        async with connect(in_turn(samples.acknowledgement())) as (client, service):
-            await client.collections.create(phone_number="+255 680 000-001", amount=amount)
-        assert json.loads(service.sent[0].body) == {"phone_number": NUMBER, "amount": "1000"}
-
     @pytest.mark.parametrize("extra", [{}, types.MappingProxyType({})])
     async def test_no_extra_fields(self, extra: Any) -> None:
         async with connect(in_turn(samples.acknowledgement())) as (client, service):

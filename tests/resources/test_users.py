@@ -12,7 +12,6 @@ from mobilemoney_async import (
     InvalidCredentials,
     InvalidRequest,
     MobileMoneyError,
-    RetryPolicy,
     Secret,
     ServerError,
     UnexpectedResponse,
@@ -78,16 +77,6 @@ async def test_what_may_have_been_processed_is_not_sent_again(
     assert caught.value.outcome == "unknown"
     assert caught.value.idempotency_key is None
     assert len(service.sent) == 1
-
-
-@pytest.mark.parametrize("name", SESSION)
-async def test_what_was_provably_not_sent_is(name: str) -> None:
-    """A refused connection is tried again, as for any call."""
-    async with connect(refuse=9, retry=RetryPolicy(max_attempts=3)) as (client, service):
-        with pytest.raises(ConnectionFailed) as caught:
-            await SESSION[name](client)
-    assert caught.value.outcome == "not_sent"
-    assert service.refuse == 9 - 3
 
 
 async def test_wrong_credentials_are_told_at_once() -> None:

@@ -244,14 +244,6 @@ async def test_a_base_url_with_a_trailing_slash_is_the_same(service: respx.MockR
     assert route.calls.last.request.url.raw_path == b"/v1/user-service/profile"
 
 
-async def test_a_token_source_s_token_is_what_is_sent(service: respx.MockRouter) -> None:
-    """A token that is a `Secret` inside is its text in the header."""
-    route = service.route().respond(200, json={})
-    async with AsyncClient("https://pay.example/v1", auth=Secret("se.cret")) as client:
-        await client.users.profile()
-    assert route.calls.last.request.headers["authorization"] == "Bearer se.cret"
-
-
 class TestAnswers:
     @pytest.mark.parametrize("name", ["get", "reference", "external id", "wait"])
     async def test_a_lookup_returns_the_transaction(self, service: respx.MockRouter, name: str) -> None:
