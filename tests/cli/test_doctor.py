@@ -233,16 +233,21 @@ class TestTLS:
 
 
 class TestStore:
-    def test_it_makes_nothing(self, url: str, tmp_path: Path) -> None:
-        """A database that does not exist is not made by looking at it."""
-        found = findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/new.db")
-        assert found["store"]["level"] == "ok"
-        assert not (tmp_path / "new.db").exists()
-
-    def test_a_folder_that_is_not_there(self, url: str, tmp_path: Path) -> None:
-        """The database could not be made there: a problem, before the first payment finds out."""
-        found = findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/nowhere/x.db")
-        assert found["store"]["level"] == "problem"
+    @pytest.mark.parametrize(
+        ("store", "level"),
+        [
+            ("sqlite:///new.db", "ok"),
+            ("sqlite:///nowhere/x.db", "problem"),
+            ("sqlite:///text.db", "problem"),
+            ("mysql://x", "problem"),
+        ],
+    )
+    def test_it_makes_nothing(self, url: str, folder: Path, store: str, level: str) -> None:
+        """A database, or its folder, that does not exist is not made by looking; what is none is a problem."""
+        (folder / "text.db").write_text("no database " * 100, "utf-8")
+        before = {*folder.rglob("*")}
+        assert findings("--base-url", url, "--store", store)["store"]["level"] == level
+        assert {*folder.rglob("*")} == before
 
     @pytest.mark.slow
     def test_payments_that_nobody_knows_about(self, sandbox: Sandbox, url: str, tmp_path: Path) -> None:
@@ -268,12 +273,6 @@ class TestStore:
         found = findings("--base-url", url, "--store", store_url, "--account", "another")
         assert found["payments"]["level"] == "ok"
         assert "store key" not in found
-
-    def test_a_store_that_cannot_be_opened(self, url: str, tmp_path: Path) -> None:
-        """A file that is no database, and a URL that is none."""
-        (tmp_path / "x.db").write_text("no database " * 100, "utf-8")
-        assert findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/x.db")["store"]["level"] == "problem"
-        assert findings("--base-url", url, "--store", "mysql://x")["store"]["level"] == "problem"
 
     @pytest.mark.slow
     def test_a_database_that_others_can_read(self, url: str, tmp_path: Path) -> None:
