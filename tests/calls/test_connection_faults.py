@@ -1,21 +1,16 @@
 """A service that cannot be reached: the error says why and where, on every transport, and nothing was sent."""
 
-import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, SocketAttribute
-from anyio.streams.tls import TLSListener
+from anyio.abc import SocketAttribute
 
 from mobilemoney_async import AsyncClient, ConnectionFailed, RetryPolicy
 from mobilemoney_async.calls import transport_pool
-from tests.support.certificates import certificate
-from tests.support.patience import PATIENCE
+from tests.support.certificates import certificate, serve
 
 pytestmark = [
     pytest.mark.real_time,
@@ -51,31 +46,6 @@ async def fault(base_url: str, transport: Any) -> str:
     assert caught.value.outcome == "not_sent"
     assert not any(hidden in str(caught.value) for hidden in ("secret", "681234567"))
     return str(caught.value)
-
-
-@asynccontextmanager
-async def serve(certificate: Path | None, answer: bytes = b"") -> AsyncIterator[int]:
-    """Serve one answer to everything on loopback, over TLS with a certificate; yields the port."""
-
-    async def converse(stream: ByteStream) -> None:
-        async with stream:
-            with anyio.move_on_after(PATIENCE):
-                try:
-                    await stream.receive()
-                    await stream.send(answer)
-                except (anyio.EndOfStream, anyio.BrokenResourceError):
-                    return
-
-    listener: Any = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(SocketAttribute.local_port)
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        listener = TLSListener(listener, context, standard_compatible=False)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(listener.serve, converse))
-        yield port
-        tasks.cancel_scope.cancel()
 
 
 async def closed_port() -> int:
@@ -120,7 +90,7 @@ async def test_a_certificate_that_does_not_prove_who_it_is(
 
 
 async def test_a_port_that_speaks_no_tls(transport: Any) -> None:
-    async with serve(None, b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+    async with serve(None, lambda: b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         text = await fault(f"https://127.0.0.1:{port}/v1", transport)
     assert text.startswith(f"cannot connect to 127.0.0.1:{port}: no TLS connection (")
     assert "is this a port for https?; nothing was sent" in text
@@ -135,7 +105,7 @@ async def test_a_proxy_that_is_away_or_refuses(transport: Any, monkeypatch: pyte
         f"cannot connect to pay.example through the proxy 127.0.0.1:{port}: connection refused; nothing was sent "
         "(2 attempts)"
     )
-    async with serve(None, b"HTTP/1.1 407 secret\r\nContent-Length: 0\r\n\r\n") as port:
+    async with serve(None, lambda: b"HTTP/1.1 407 secret\r\nContent-Length: 0\r\n\r\n") as port:
         monkeypatch.setenv("HTTPS_PROXY", f"http://{user}127.0.0.1:{port}")
         assert await fault("https://pay.example/v1", transport) == (
             f"cannot connect to pay.example through the proxy 127.0.0.1:{port}: the proxy answered 407; nothing was "

@@ -1,11 +1,9 @@
 """`mobilemoney doctor`: what is wrong with a configuration, and what to do about it."""
 
-import asyncio
 import contextlib
 import json
-import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import partial
@@ -39,7 +37,7 @@ from mobilemoney_async.payments.ownership.matching import Skew
 from mobilemoney_async.payments.records.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
-from tests.support.certificates import certificate
+from tests.support.certificates import certificate, serve
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import sqlite_url
 
@@ -167,28 +165,18 @@ class TestService:
         assert result.stderr.count("\n") == 1
 
 
-@contextlib.asynccontextmanager
-async def answering(file: Path, ahead: timedelta) -> AsyncIterator[str]:
+@contextlib.contextmanager
+def answering(file: Path, ahead: timedelta) -> Iterator[str]:
     """Serve one answer to everything over TLS, by a clock that is so far ahead."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            date = format_datetime(datetime.now(UTC) + ahead, usegmt=True)
-            head = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
-            writer.write(head.encode() + b'{"success":true}')
-            await writer.drain()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+    def answer() -> bytes:
+        date = format_datetime(datetime.now(UTC) + ahead, usegmt=True)
+        head = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
+        return head.encode() + b'{"success":true}'
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
-    try:
-        yield f"https://localhost:{server.sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.close()
+    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
+        with portal.wrap_async_context_manager(serve(file, answer)) as port:
+            yield f"https://localhost:{port}/v1"
 
 
 class TestTLS:
@@ -206,9 +194,8 @@ class TestTLS:
         """The days that are left are counted, and few of them are a warning; a clock that is off is seen."""
         file = certificate(tmp_path, days=days)
         monkeypatch.setenv("SSL_CERT_FILE", str(file))
-        with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-            with portal.wrap_async_context_manager(answering(file, timedelta(hours=3))) as base_url:
-                found = findings("--base-url", base_url, MOBILEMONEY_TOKEN="tok")
+        with answering(file, timedelta(hours=3)) as base_url:
+            found = findings("--base-url", base_url, MOBILEMONEY_TOKEN="tok")
         assert found["tls"]["level"] == level
         assert f": {days} days" in found["tls"]["text"]
         assert levels(found)["credentials"] == "ok"
@@ -218,9 +205,8 @@ class TestTLS:
     def test_a_certificate_that_is_not(self, tmp_path: Path) -> None:
         """No token goes to a service that cannot prove who it is, and the reason is told."""
         file = certificate(tmp_path, days=90)
-        with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-            with portal.wrap_async_context_manager(answering(file, timedelta(0))) as base_url:
-                found = findings("--base-url", base_url, MOBILEMONEY_TOKEN="tok")
+        with answering(file, timedelta(0)) as base_url:
+            found = findings("--base-url", base_url, MOBILEMONEY_TOKEN="tok")
         assert found["tls"]["level"] == "problem"
         assert "self-signed certificate" in found["tls"]["text"]
         assert levels(found)["credentials"] == "skipped"
