@@ -26,7 +26,6 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
@@ -219,55 +218,6 @@ async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(
     assert [round(waited[key]) for key in ("k3", "k1", "k0", "k2")] == [0, 2, 4, 6]
     assert 100 <= waited["late"] < 103
     assert dispatcher.stats.sent == 5
-
-
-async def test_a_refused_and_an_unknown_payment_do_not_stop_the_others(world: World, client: AsyncClient) -> None:
-    """The first stays refused, the second is left to reconcile."""
-    for number in range(3):
-        await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-    world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
-    world.sandbox.script(faults.drop(processed=True), on="c2b")
-    await dispatch(client)
-    states = [await state(client, f"k{number}") for number in range(3)]
-    assert states == [PaymentState.REFUSED, PaymentState.UNKNOWN, PaymentState.ACKNOWLEDGED]
-    assert world.sent == 3
-
-
-async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(world: World) -> None:
-    """It stays queued, with the reason, while the other one may exist."""
-    async with world.client(retry=NO_RETRIES) as client:
-        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
-        with pytest.raises(OutcomeUnknown):
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="lost")
-        await client.payments.enqueue(**ORDER, idempotency_key="a")
-        await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
-        with anyio.fail_after(120):
-            await dispatch(client, 30)
-        assert [await state(client, key) for key in ("a", "b")] == [PaymentState.QUEUED, PaymentState.ACKNOWLEDGED]
-        record = await client.payments.get("a")
-    assert record is not None and "lost" in (record.reason or "")
-
-
-@pytest.mark.slow
-async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(sqlite_file_url: str) -> None:
-    """By an event and its state; the payments stay queued, each with the reason, and may be cancelled."""
-    world, events = make_world(sqlite_file_url), list[Event]()
-    async with world.client(on_event=events.append, retry=NO_RETRIES) as client:
-        for number in range(5):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        world.line.refuse = 10**6
-        async with client.dispatcher() as dispatcher:
-            await anyio.sleep(30)
-            assert len([each for each in events if isinstance(each, DispatcherPaused)]) == 1
-            assert "ConnectError" in (dispatcher.stats.paused or "") and dispatcher.stats.finishes_at is None
-            assert {await state(client, f"k{number}") for number in range(5)} == {PaymentState.QUEUED}
-            record = await client.payments.get("k0")
-            assert record is not None and "ConnectError" in (record.reason or "")
-            assert (await client.payments.cancel("k0", note="no more")).state is PaymentState.CANCELLED
-            world.line.refuse = 0
-            await anyio.sleep(50)
-            assert dispatcher.stats.paused is None and dispatcher.stats.sent == 4
-    assert world.sent == 4
 
 
 @pytest.mark.slow
