@@ -74,6 +74,15 @@ async def get(client: AsyncClient, key: str = "order-1") -> PaymentRecord:
     return record
 
 
+async def lose_for_good(world: World, client: AsyncClient) -> None:
+    """Create a payment that is not made, and let it be found absent."""
+    async with between_others(client):
+        await lose(world, client, made=False)
+    await world.advance(200)
+    await miss(world, client)
+    assert (await get(client)).state == "ABSENT"
+
+
 def stranger(world: World, *, phone_number: str = PHONE_NUMBER, amount: str = "1000") -> str:
     """Let another system of the merchant's create a collection now, and return its id."""
     answer = world.sandbox.ask(phone_number, amount)
@@ -378,21 +387,6 @@ async def test_a_payment_that_shows_up_late_is_found_though_it_was_called_absent
     assert world.sent == 3
 
 
-@pytest.mark.slow
-async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_url: str) -> None:
-    """Within its grace period a payment that the list does not show yet is found when it does."""
-    world = make_world(sqlite_file_url, list_lag=100)
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        record = await get(client)
-        for _ in range(10):
-            (record,) = await client.payments.reconcile()
-            if record.state != "UNKNOWN":
-                break
-            await world.advance(15)
-    assert record.transaction_id == world.made[0]
-
-
 # Confirmations
 
 
@@ -544,11 +538,7 @@ async def test_an_absence_of_an_hour_ago_is_not_enough_to_send_again(sqlite_file
     """An absent collection is not sent on the evidence of a look that is too old, if a look now shows nothing."""
     world = make_world(sqlite_file_url)
     async with world.client(world.store(resend_absent_collections=True)) as client:
-        async with between_others(client):
-            await lose(world, client, made=False)
-        await world.advance(200)
-        await miss(world, client)
-        assert (await get(client)).state == "ABSENT"
+        await lose_for_good(world, client)
         await world.advance(HOUR)
         if obstacle == "hidden":
             world.sandbox.script(faults.list_lag(10 * HOUR), on="transactions", times=9)
@@ -568,11 +558,7 @@ async def test_an_absent_collection_that_was_seen_after_all_is_not_sent_again(sq
     """If a list shows a candidate, and then hides it again, two more listings are needed to send again."""
     world = make_world(sqlite_file_url)
     async with world.client(world.store(resend_absent_collections=True)) as client:
-        async with between_others(client):
-            await lose(world, client, made=False)
-        await world.advance(200)
-        await miss(world, client)
-        assert (await get(client)).state == "ABSENT"
+        await lose_for_good(world, client)
         stranger(world), stranger(world)
         await world.advance(200)
         for _ in range(2):
@@ -742,51 +728,6 @@ async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url
 def count(total: int) -> Callable[[dict[str, Any]], None]:
     """Return a change of a page: the total that it counts."""
     return lambda body: body["pagination"].update(total_count=total)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
-@pytest.mark.parametrize("crowd", [5, 40, 80])
-@on_asyncio
-async def test_pages_that_shift_hide_nothing(sqlite_file_url: str, order: Any, crowd: int) -> None:
-    """However small the pages, in either order, and while others pay: the payment is found, and nothing else is."""
-    world = make_world(sqlite_file_url, list_order=order)
-
-    def arrive(request: httpx.Request) -> None:
-        if request.url.path.endswith("/transactions"):
-            for number in range(3 if listings(world) < 19 else 0):
-                stranger(world, amount=str(50 + number))
-            request.url = request.url.copy_merge_params({"limit": "7"})
-
-    world.line.before = arrive
-    for number in range(crowd):
-        stranger(world, amount=str(5000 + number))
-    async with world.client() as client:
-        await lose(world, client, made=True)
-        await lose(world, client, "order-2", made=False, amount=7)
-        mine = [key for key, payment in world.sandbox.transactions.items() if payment.amount == "1000"]
-        for number in range(crowd // 2):
-            stranger(world, amount=str(6000 + number))
-        found, missed = await client.payments.reconcile()
-    assert [found.transaction_id] == mine
-    assert missed.state == "UNKNOWN"
-
-
-@pytest.mark.slow
-async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_url: str) -> None:
-    """A list that counts more transactions than it shows proves no absence, and the payment says so."""
-    world = make_world(sqlite_file_url)
-    world.line.change_page = count(9)
-    async with world.client() as client:
-        async with between_others(client):
-            await lose(world, client, made=False)
-        await world.advance(300)
-        for _ in range(6):
-            await client.payments.reconcile()
-            await world.advance(300)
-        record = await get(client)
-    assert (record.state, record.reason) == ("UNKNOWN", "the list could not be read as a whole")
-    assert record.looked_at is None
 
 
 @pytest.mark.costly("runs lines of payments/ownership/recovery.py that no quick test runs")
