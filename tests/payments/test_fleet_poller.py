@@ -71,6 +71,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await patience.until(condition)
 
 
+async def lead(a: Poller, till: Till, number: str) -> None:
+    """Let the first process track a payment, and ask for those of all from then on."""
+    a.track(number)
+    await until(lambda: till.askers["a"] > 0)
+
+
 async def until_quiet(till: Till) -> None:
     """Wait until no process sends requests any more."""
     asked = -1
@@ -155,12 +161,10 @@ async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) ->
 @on_both
 async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -> None:
     """A holder that closes hands over: the payments of others stay tracked, its own do not."""
-    till = Till()
-    till.open("a-1", "b-1")
+    till = Till.of("a-1", "b-1")
     async with process(till, store_url, "b") as b:
         async with process(till, store_url, "a") as a:
-            a.track("a-1")
-            await until(lambda: till.askers["a"] > 0)
+            await lead(a, till, "a-1")
             b.track("b-1")
             await anyio.sleep(0.3)  # real time: if a wrong request is later, this shows less
             assert set(till.askers) == {"a"}
@@ -182,8 +186,7 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         b = await stack.enter_async_context(process(till, store_url, "b"))
         c = await stack.enter_async_context(process(till, store_url, "c"))
         till.open("x", "y", "z", "last")
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         c.track("z")
         await anyio.sleep(0.2)  # real time: if a wrong request is later, this shows less
@@ -216,8 +219,7 @@ async def read(worker: Talk, lines: list[str]) -> None:
 @on_both
 async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name: str) -> None:
     """After kill -9 of the holder another goes on, and every payment of the others comes out once."""
-    till = Till()
-    till.open("shared", *(f"{name}-{number}" for name in "abc" for number in range(soak(20))))
+    till = Till.of("shared", *(f"{name}-{number}" for name in "abc" for number in range(soak(20))))
     got: dict[str, list[str]] = {name: [] for name in "abc"}
 
     async with AsyncExitStack() as stack:
@@ -255,11 +257,9 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
 @on_both
 async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
     """A process gives up on time with the latest state; a payment that all have given up costs no more requests."""
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
-        a.track("y")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "y")
         seen = None
         while seen is None:  # on a busy machine the first request may be late
             b.track("x", timeout=0.6)  # real time: that ends
@@ -285,8 +285,7 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
 @on_both
 async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
     """A final state in the store is reported without a request, in any process and after a restart."""
-    till = Till()
-    till.open("x")
+    till = Till.of("x")
     async with process(till, store_url, "a") as a:
         a.track("x")
         till.end("x")
@@ -304,11 +303,9 @@ async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> 
 @on_both
 async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> None:
     """A malformed id ends as such in the process that tracked it; tracked again it is requested again."""
-    till = Till()
-    till.open("x")
+    till = Till.of("x")
     async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         for _ in range(2):
             with pytest.raises(InvalidTransactionId) as caught:
                 await b.wait("malformed")
@@ -323,15 +320,13 @@ async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> No
 
 async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -> None:
     """A callback that reaches another process than the holder counts; a thousand forged ones are no transactions."""
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     slow = Schedule(first=0.3, factor=100, cap=100)
     async with (
         watched(till, sqlite_file_url, "a", schedule=slow) as (a, _),
         watched(till, sqlite_file_url, "b", schedule=slow) as (b, seat),
     ):
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         await until(lambda: bool(seat.turns))
         await anyio.sleep(0.7)  # the first looks are over, the next ones are far away
@@ -355,11 +350,9 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """While the store is away requests end with the lease; then everything goes on, logged once for all."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     async with watched(till, sqlite_file_url, "a") as (a, one), watched(till, sqlite_file_url, "b") as (b, two):
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         await anyio.sleep(0.2)
         one.is_away = two.is_away = True
@@ -386,8 +379,7 @@ async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.Lo
 
 async def test_an_answer_that_the_store_did_not_take_is_told_later(sqlite_file_url: str) -> None:
     """An ending is handed out when the store has it, also if that takes several attempts."""
-    till = Till()
-    till.open("x")
+    till = Till.of("x")
     async with watched(till, sqlite_file_url, "a") as (a, seat):
         a.track("x")
         await until(lambda: len(till.asked) > 1)
@@ -409,8 +401,7 @@ async def test_an_answer_that_the_store_did_not_take_is_told_later(sqlite_file_u
 @on_both
 async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, moment: float) -> None:
     """A process that is cancelled while everything goes on is gone soon, and the others lose nothing."""
-    till = Till()
-    till.open(*(f"x-{number}" for number in range(10)))
+    till = Till.of(*(f"x-{number}" for number in range(10)))
     async with process(till, store_url, "b") as b:
         with anyio.fail_after(LIMIT):  # real time: before a lease runs out
             with anyio.move_on_after(moment):  # real time: it ends at any moment
@@ -432,11 +423,9 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
 ) -> None:
     """If only the holder cannot reach the service, another process takes over after a while."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._STEP_DOWN_AFTER", 0.3)
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         await anyio.sleep(0.2)
         till.cut_off.add("a")
@@ -448,8 +437,7 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
 
 async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
     """When nothing is pending anywhere no process uses the database; the first payment is tracked at once."""
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     async with watched(till, sqlite_file_url, "a") as (a, one), watched(till, sqlite_file_url, "b") as (b, two):
         a.track("x")
         till.end("x")
@@ -469,12 +457,10 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
 @pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -> None:
     """After PostgreSQL has cut every connection, as in a restart, nothing is lost and everything goes on."""
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
     async with process(till, postgres_url, "a") as a, process(till, postgres_url, "b") as b:
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -516,8 +502,7 @@ async def record(url: str, key: str, number: str) -> None:
 @on_both
 async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_url: str) -> None:
     """With resume=True every payment of the store that is not final is tracked, and its final state recorded."""
-    till = Till()
-    till.open("x", "y")
+    till = Till.of("x", "y")
     await record(store_url, "order-1", "x")
     await record(store_url, "order-2", "y")
     till.end("x")
@@ -742,16 +727,14 @@ async def test_subscriptions_of_a_dead_process_expire(sqlite_file_url: str, monk
     """Living processes renew their subscriptions; those of a dead one expire."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._HOLD", 0.6)
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._SWEEP", 0.1)
-    till = Till()
-    till.open("x", "y", "z")
+    till = Till.of("x", "y", "z")
     async with (
         process(till, sqlite_file_url, "a", ttl=TTL) as a,
         watched(till, sqlite_file_url, "b") as (b, seat),
         process(till, sqlite_file_url, "c", ttl=TTL) as c,
     ):
         seat.ttl = TTL
-        a.track("x")
-        await until(lambda: till.askers["a"] > 0)
+        await lead(a, till, "x")
         b.track("y")
         c.track("z")
         await until(lambda: bool(seat.turns))
