@@ -1,6 +1,6 @@
 """The store against a model that knows the truth: orders, faults, crashes, clocks and people, in any order.
 
-The model is a service of its own, which gets each order's key in an extra field that its list does not show. The
+The model is the second service, which gets each order's key in an extra field that its list does not show. The
 assumptions of the store hold here too: no other system pays for the same merchant, the merchant's clock does not jump,
 the service has processed and listed a request within the grace period, and confirmations are true.
 """
@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from mobilemoney_async.testing import VirtualClockEventLoop
 from tests.payments.service import Outage
 from tests.support.fakes import NOON
 from tests.support.scale import examples, soak
+from tests.support.second_service import BASE_URL, TOKEN, Payment, SecondService, error
 
 T = TypeVar("T")
 
@@ -70,38 +70,32 @@ PLANS = [
 FATES = [("hang before", False), ("hang before", True), ("hang after", True), ("process late", False)]
 
 
-@attrs.frozen(kw_only=True)
-class Made:
-    """A transaction of the service."""
+@attrs.define(eq=False, kw_only=True)
+class Service(SecondService):
+    """The second service with a plan for each request, which it may get late, or after its sender's death.
 
-    id: str
-    key: str
-    made_at: float
-    created_at: datetime
-    status: str
+    Attributes:
+        ahead: How far its clock is ahead of the merchant's, which is true.
+        lags: Whether its list is behind.
+        look: Returns the transactions that the store knows, by key.
+    """
 
+    late: list[tuple[float, str]] = attrs.field(factory=list)
+    plans: dict[str, str] = attrs.field(factory=dict)
+    may_exist: set[str] = attrs.field(factory=set)
+    alive: set[str] = attrs.field(factory=set)
+    made_at: dict[str, float] = attrs.field(factory=dict)
+    ahead: timedelta = timedelta(0)
+    has_jumped: bool = False
+    lags: bool = False
+    wrong: list[str] = attrs.field(factory=list)
+    look: Callable[[], dict[str, Any]] = dict
 
-class Service(httpx.AsyncBaseTransport):
-    """Service with its requests, its transactions, and the list that it shows."""
+    def __attrs_post_init__(self) -> None:
+        self.list.page_size, self.list.hide = 3, self._is_behind
 
-    def __init__(self) -> None:
-        self.transactions: list[Made] = []
-        self.late: list[tuple[float, str]] = []
-        self.plans: dict[str, str] = {}
-        self.may_exist: set[str] = set()
-        self.alive: set[str] = set()
-        self.ahead = timedelta(0)
-        self.has_jumped = False
-        self.has_dates = True
-        self.is_newest_first = True
-        self.lags = False
-        self.page_size = 3
-        self.wrong: list[str] = []
-        self.look: Callable[[], dict[str, Any]] = dict
-
-    def now(self) -> datetime:
-        """Return the true time."""
-        return NOON + timedelta(seconds=anyio.current_time())
+    def _is_behind(self, payment: Payment) -> bool:
+        return self.made_at[payment.id] > anyio.current_time() - (_LAG if self.lags else 0.0)
 
     def settle(self) -> None:
         """Process the delayed requests."""
@@ -110,45 +104,35 @@ class Service(httpx.AsyncBaseTransport):
                 self.late.remove((due_at, key))
                 self.process(key, due_at)
 
-    def process(self, key: str, at: float | None = None) -> Made:
-        """Let a request take effect."""
-        if any(made.key == key for made in self.transactions):
-            self.wrong.append(f"{key} was paid twice")
-        at = anyio.current_time() if at is None else at
-        made = Made(
-            id=f"tx-{len(self.transactions)}",
-            key=key,
-            made_at=at,
-            created_at=NOON + timedelta(seconds=at) + self.ahead,
-            status="PENDING" if KINDS[key][0] == "collection" else "PROCESSING",
-        )
-        self.transactions.append(made)
-        return made
+    def process(self, key: str, at: float | None = None) -> None:
+        """Let a request take effect, now or at the time when it was due."""
+        self.make(*KINDS[key], owner=key, at=at)
+
+    def make(self, type: str, phone_number: str, amount: str, **more: Any) -> Payment:
+        if any(made.owner == more["owner"] for made in self.payments):
+            self.wrong.append(f"{more['owner']} was paid twice")
+        due_at = more.pop("at", None)
+        at = anyio.current_time() if due_at is None else due_at
+        created_at = NOON + timedelta(seconds=at) + self.ahead
+        payment = super().make(type, phone_number, amount, **{**more, "created_at": created_at})
+        self.made_at[payment.id] = at
+        return payment
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.settle()
-        if request.method == "POST":
-            response = await self._create(request)
-        else:
-            response = self._list(request)
-        if self.has_dates:
-            response.headers["date"] = format_datetime(self.now() + self.ahead, usegmt=True)
-        return response
-
-    async def _create(self, request: httpx.Request) -> httpx.Response:
-        assert isinstance(request.stream, httpx.AsyncByteStream)
+        if request.method != "POST":
+            return await super().handle_async_request(request)
         # Peeked at, so that a refused connection has not begun to read.
-        body = request.content
-        key = json.loads(body)["key"]
+        key = json.loads(request.content)["order"]
         plan = self.plans.pop(key, "answer")
         if plan == "not sent":
             raise httpx.ConnectError("All connection attempts failed")
         await request.aread()
         self._check(key)
         if plan == "refuse":
-            return _refuse(400, "NOT_TODAY")
+            return self._dated(error(400, "NOT_TODAY"))
         if plan == "rate limit":
-            return _refuse(429, "RATE_LIMIT_EXCEEDED")
+            return self._dated(error(429, "RATE_LIMIT_EXCEEDED", retry_after=1))
         self.may_exist.add(key)
         if plan == "lose the request":
             raise httpx.ReadError("reset")
@@ -157,26 +141,12 @@ class Service(httpx.AsyncBaseTransport):
             await anyio.sleep_forever()
         if plan == "hang before":
             await self._hang(key)
-        made = self.process(key)
+        answer = await super().handle_async_request(request)
         if plan == "hang after":
             await self._hang(key)
         if plan == "lose the answer":
             raise httpx.ReadError("reset")
-        if plan == "500 after":
-            return httpx.Response(500)
-        _, phone_number, amount = KINDS[key]
-        return httpx.Response(
-            200,
-            json={
-                "status": "success",
-                "transaction_id": made.id,
-                "reference": f"ref-{made.id}",
-                "amount": amount,
-                "currency": "TZS",
-                "phone_number": phone_number,
-                "status_code": made.status,
-            },
-        )
+        return self._dated(httpx.Response(500)) if plan == "500 after" else answer
 
     async def _hang(self, key: str) -> None:
         self.alive.add(key)
@@ -187,7 +157,7 @@ class Service(httpx.AsyncBaseTransport):
 
     def may_appear(self, key: str) -> bool:
         """Return whether a payment exists or may still come to exist."""
-        is_made = any(made.key == key for made in self.transactions)
+        is_made = any(made.owner == key for made in self.payments)
         return is_made or key in self.alive or any(key == late for _, late in self.late)
 
     def _check(self, key: str) -> None:
@@ -205,43 +175,6 @@ class Service(httpx.AsyncBaseTransport):
                 continue
             if (not self.has_jumped and self.may_appear(other)) if is_collection else other in self.may_exist:
                 self.wrong.append(f"{key} was sent while its duplicate {other} was not identified")
-
-    def _list(self, request: httpx.Request) -> httpx.Response:
-        params = request.url.params
-        until = anyio.current_time() - (_LAG if self.lags else 0.0)
-        shown = [made for made in self.transactions if made.made_at <= until]
-        shown = [made for made in shown if params.get("from", "") <= made.created_at.date().isoformat()]
-        shown = [made for made in shown if made.created_at.date().isoformat() <= params.get("to", "9999")]
-        if self.is_newest_first:
-            shown.reverse()
-        page, size = int(params["page"]), self.page_size
-        rows = []
-        for made in shown[(page - 1) * size : page * size]:
-            kind, phone_number, amount = KINDS[made.key]
-            rows.append(
-                {
-                    "id": made.id,
-                    "reference": f"ref-{made.id}",
-                    "type": kind,
-                    "amount": amount,
-                    "currency": "TZS",
-                    "phone_number": phone_number,
-                    "network": "airtel_money",
-                    "status": made.status,
-                    "created_at": made.created_at.isoformat(),
-                }
-            )
-        pagination = {
-            "current_page": page,
-            "total_pages": -(-len(shown) // size),
-            "total_count": len(shown),
-            "per_page": size,
-        }
-        return httpx.Response(200, json={"status": "success", "transactions": rows, "pagination": pagination})
-
-
-def _refuse(status: int, code: str) -> httpx.Response:
-    return httpx.Response(status, json={"status": "error", "message": "no", "error_code": code, "retry_after": 1})
 
 
 @attrs.define(eq=False)
@@ -269,7 +202,7 @@ class Shop(RuleBasedStateMachine):
         self.url = f"sqlite:///{path}"
         self.engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
         self.runner = asyncio.Runner(loop_factory=VirtualClockEventLoop)
-        self.service = Service()
+        self.service = Service(utcnow=lambda: self.now() + self.service.ahead)
         self.service.look = self.identified
         self.owned: dict[str, str] = {}
         self.workers = [self.start(), self.start()]
@@ -287,17 +220,21 @@ class Shop(RuleBasedStateMachine):
         """Start a process."""
         store = SQLStore(self.url)
         client = AsyncClient(
-            "https://payments.example/v1",
-            auth="token",
+            BASE_URL,
+            auth=TOKEN,
             store=store,
             transport=self.service,
             timeout=_TIMEOUT,
             deadline=20.0,
             retry=RetryPolicy(max_attempts=2, first_delay=0.1),
             rate_limiter=RateLimiter(per_minute=600_000, burst=10_000),
-            utcnow=self.service.now,
+            utcnow=self.now,
         )
         return Process(store, Outage(account_store(store).database), client)
+
+    def now(self) -> datetime:
+        """Return the true time."""
+        return NOON + timedelta(seconds=anyio.current_time())
 
     def rows(self) -> dict[str, tuple[str, str | None]]:
         """Return the state and the transaction of each key, through another connection."""
@@ -311,7 +248,7 @@ class Shop(RuleBasedStateMachine):
 
     def truth(self, key: str) -> str | None:
         """Return the transaction of a key, if there is one."""
-        return next((made.id for made in self.service.transactions if made.key == key), None)
+        return next((made.id for made in self.service.payments if made.owner == key), None)
 
     def is_possible(self, key: str) -> bool:
         """Return whether a payment exists or may still come to exist."""
@@ -323,7 +260,7 @@ class Shop(RuleBasedStateMachine):
         creates = process.client.collections if kind == "collection" else process.client.disbursements
         try:
             answer = await creates.create(
-                phone_number=phone_number, amount=amount, idempotency_key=key, extra={"key": key}
+                phone_number=phone_number, amount=amount, idempotency_key=key, extra={"order": key}
             )
         except (OutcomeUnknown, StoreError):
             return
@@ -390,7 +327,7 @@ class Shop(RuleBasedStateMachine):
                 kind, phone_number, amount = KINDS[key]
                 order: dict[str, Any] = {"type": kind, "phone_number": phone_number, "amount": amount}
                 with suppress(StoreError):
-                    await process.client.payments.enqueue(**order, idempotency_key=key, extra={"key": key})
+                    await process.client.payments.enqueue(**order, idempotency_key=key, extra={"order": key})
             if seconds:
                 task = asyncio.create_task(self.dispatch(process, seconds))
                 process.tasks.add(task)
@@ -514,8 +451,8 @@ class Shop(RuleBasedStateMachine):
         ahead = timedelta(hours=hours)
         service.has_jumped = service.has_jumped or (ahead != service.ahead and bool(service.may_exist))
         service.ahead = ahead
-        service.has_dates, service.is_newest_first = has_dates, is_newest_first
-        service.lags, service.page_size = lags, size
+        service.shows_clock, service.lags = has_dates, lags
+        service.list.newest_first, service.list.page_size = is_newest_first, size
 
     @invariant()
     def nothing_went_wrong(self) -> None:

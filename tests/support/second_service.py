@@ -20,6 +20,7 @@ from tests.support.server import Request, Response
 BASE_URL = "https://second.example/v1"
 TOKEN = "token.of.merchant-1"
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 KINDS = {"c2b": ("collection", "PENDING"), "b2c": ("disbursement", "PROCESSING")}
 
 
@@ -290,7 +291,7 @@ class SecondService(httpx.AsyncBaseTransport):
     def _page(self, query: dict[str, str], merchant_id: str) -> httpx.Response:
         now, behaviour = self.utcnow(), self.list
         page, limit = int(query.get("page", 1)), min(int(query.get("limit", 20)), behaviour.page_size)
-        start, end = _FIRST_MOMENT, now - behaviour.lag
+        start, end = _FIRST_MOMENT, now - behaviour.lag if behaviour.lag else _LAST_MOMENT
         if behaviour.most_days is not None:
             start = max(start, now - timedelta(days=behaviour.most_days))
         if "from" in query:
