@@ -2,7 +2,8 @@
 
 import gc
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -84,6 +85,66 @@ class Interfering(RateLimiter):
         self._queue = self.queue = InterferingQueue(self._bucket, self.per_minute)
 
 
+class Crowd:
+    """Requests that come to queues, with a patience each, and holds meanwhile.
+
+    Args:
+        queues: Of limiters that can be interfered with.
+        strikes: Which of those that wait are cancelled in the moment of a grant, by its number.
+    """
+
+    def __init__(self, queues: Sequence[Queue], strikes: Mapping[int, list[int]]) -> None:
+        self.queues, self._strikes = queues, strikes
+        self._came = self._left = 0
+        self._inside: list[anyio.CancelScope] = []
+        self._held: list[tuple[Queue, float, float]] = []
+        self._grant = itertools.count()
+        for queue in queues:
+            limiter: Any = queue.limiter
+            limiter.queue.interfere = self._strike
+
+    def _strike(self) -> None:
+        numbers = self._strikes.get(next(self._grant), [])
+        for victim in [self._inside[number] for number in numbers if number < len(self._inside)]:
+            victim.cancel()
+
+    async def _arrive(self, at: float, who: int, lane: Priority, patience: float | None) -> None:
+        await anyio.sleep(at)
+        with anyio.move_on_after(math.inf if patience is None else patience) as scope:
+            self._inside.append(scope)
+            try:
+                await self.queues[who].wait(None, lane)
+            finally:
+                self._inside.remove(scope)
+        self._left += scope.cancelled_caught
+
+    async def _hold(self, at: float, who: int, length: float) -> None:
+        await anyio.sleep(at)
+        limiter: Any = self.queues[who].limiter
+        limiter.hold(length)
+        now = anyio.current_time() - self.queues[who].start
+        self._held.append((self.queues[who], now, now + length))
+
+    async def come(
+        self, arrivals: Sequence[tuple[float, int, Priority, float | None]], holds: Sequence[tuple[float, int, float]]
+    ) -> None:
+        """Let them come: each at its time, to one of the queues, and so the holds."""
+        self._came += len(arrivals)
+        async with anyio.create_task_group() as tasks:
+            for each in arrivals:
+                tasks.start_soon(self._arrive, *each)
+            for hold in holds:
+                tasks.start_soon(self._hold, *hold)
+
+    def check(self) -> None:
+        """See that none was lost, that the limit was kept, and each hold."""
+        times = [at for queue in self.queues for at in queue.times]
+        assert len(times) + self._left == self._came
+        assert StrictService().rejections(times) == []
+        for queue, begin, end in self._held:
+            assert not [at for at in queue.times if begin < at < end - 1e-5]  # clocks round
+
+
 # -- the law -----------------------------------------------------------------------------------------------------------
 
 seconds = st.one_of(st.integers(0, 12).map(float), st.floats(0, 12))
@@ -123,51 +184,15 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
     lost = iter(late)
 
     async def main() -> None:
-        limiter = Interfering()
-        queue = Queue(limiter)
-        left = 0
-        inside: list[anyio.CancelScope] = []
-        grant = itertools.count()
-
-        def strike() -> None:
-            for victim in strikes.get(next(grant), []):
-                if victim < len(inside):
-                    inside[victim].cancel()
-
-        limiter.queue.interfere = strike
-
-        async def wait(at: float, lane: Priority, patience: float | None) -> None:
-            nonlocal left
-            await anyio.sleep(at)
-            with anyio.move_on_after(float("inf") if patience is None else patience) as scope:
-                inside.append(scope)
-                try:
-                    await queue.wait(None, lane)
-                finally:
-                    inside.remove(scope)
-            left += scope.cancelled_caught
-
-        async def hold(at: float, length: float) -> None:
-            await anyio.sleep(at)
-            limiter.hold(length)
-            now = anyio.current_time() - queue.start
-            held.append((now, now + length))
-
-        held: list[tuple[float, float]] = []
+        crowd = Crowd([Queue(Interfering())], strikes)
         with anyio.fail_after(12 + 1.2 * len(arrivals) + 12 + 12 + sum(late)):  # no request waits for ever
-            async with anyio.create_task_group() as tasks:
-                for arrival in arrivals:
-                    tasks.start_soon(wait, *arrival)
-                for each in holds:
-                    tasks.start_soon(hold, *each)
-
-        assert len(queue.turns) + left == len(arrivals)
-        assert StrictService().rejections(queue.times) == []
-        for begin, end in held:
-            assert not [at for at in queue.times if begin < at < end - 1e-6]  # clocks round
+            await crowd.come(
+                [(at, 0, lane, patience) for at, lane, patience in arrivals], [(at, 0, length) for at, length in holds]
+            )
+        crowd.check()
         list(lost)  # from here on it is punctual
         await anyio.sleep(70)
-        assert await queue.drain() == pytest.approx(1.5)
+        assert await crowd.queues[0].drain() == pytest.approx(1.5)
 
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 

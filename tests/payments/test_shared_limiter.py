@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import math
 import signal
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,7 +21,7 @@ from mobilemoney_async.sharing.budget import Reservation, ReservationRequest, re
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
-from tests.calls.test_limiter import InterferingQueue, Queue, lateness
+from tests.calls.test_limiter import Crowd, InterferingQueue, Queue, lateness
 from tests.payments.limiter_process import Recording, fast
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
@@ -100,6 +99,7 @@ async def saturate(queue: Queue, lane: Priority, number: int) -> None:
 
 seconds = st.one_of(st.integers(0, 12).map(float), st.floats(0, 12))
 arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.one_of(st.none(), seconds))
+IN_TURN: list[tuple[float, int, Priority, float | None]] = [(0.0, n % 3, PAYMENT, None) for n in range(80)]
 
 
 @pytest.mark.slow
@@ -112,23 +112,9 @@ arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.o
     late=st.lists(lateness, max_size=50),
 )
 @settings(max_examples=examples(60))
-@example(
-    arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)], holds=[], strikes={}, latencies=(0.0, 0.1, 0.7), late=[]
-)
-@example(
-    arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)],
-    holds=[],
-    strikes={},
-    latencies=(0.0, 0.003, 0.08),
-    late=[0.0] * 20 + [9.0],
-)
-@example(
-    arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)],
-    holds=[],
-    strikes={},
-    latencies=(0.0, 0.003, 0.08),
-    late=[0.3] * 99,
-)
+@example(arrivals=IN_TURN, holds=[], strikes={}, latencies=(0.0, 0.1, 0.7), late=[])
+@example(arrivals=IN_TURN, holds=[], strikes={}, latencies=(0.0, 0.003, 0.08), late=[0.0] * 20 + [9.0])
+@example(arrivals=IN_TURN, holds=[], strikes={}, latencies=(0.0, 0.003, 0.08), late=[0.3] * 99)
 @example(
     arrivals=[(0.0, n % 3, (PAYMENT, BULK)[n % 2], None) for n in range(80)],
     holds=[(2.0, 0, 9.0)],
@@ -153,47 +139,10 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
 
     async def main() -> None:
         row = Row()
-        fleet = [OnPaper(row, latency=latency) for latency in latencies]
-        queues = [Queue(limiter) for limiter in fleet]
-        left = 0
-        inside: list[anyio.CancelScope] = []
-        grant = itertools.count()
-
-        def strike() -> None:
-            victims = [inside[victim] for victim in strikes.get(next(grant), []) if victim < len(inside)]
-            for victim in victims:
-                victim.cancel()
-
-        for limiter in fleet:
-            limiter.queue.interfere = strike
-
-        async def arrive(at: float, who: int, lane: Priority, patience: float | None) -> None:
-            nonlocal left
-            await anyio.sleep(at)
-            with anyio.move_on_after(math.inf if patience is None else patience) as scope:
-                inside.append(scope)
-                try:
-                    await queues[who].wait(None, lane)
-                finally:
-                    inside.remove(scope)
-            left += scope.cancelled_caught
-
-        async def hold(at: float, who: int, length: float) -> None:
-            await anyio.sleep(at)
-            fleet[who].hold(length)
-            now = anyio.current_time() - queues[who].start
-            held.append((who, now, now + length))
-
-        held: list[tuple[int, float, float]] = []
+        crowd = Crowd([Queue(OnPaper(row, latency=latency)) for latency in latencies], strikes)
         with anyio.fail_after(12 + 1.5 * len(arrivals) + 40 + 2 * sum(late)):  # no request waits for ever
-            async with anyio.create_task_group() as tasks:
-                start(tasks, arrive, arrivals)
-                start(tasks, hold, holds)
-
-        times = [at for queue in queues for at in queue.times]
-        assert len(times) + left == len(arrivals)
-        assert StrictService().rejections(times) == []
-        assert not [at for who, begin, end in held for at in queues[who].times if begin < at < end - 1e-5]
+            await crowd.come(arrivals, holds)
+        crowd.check()
 
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
