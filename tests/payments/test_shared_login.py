@@ -372,17 +372,6 @@ async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
     assert await together(one, other) == ["token-4"] * 2
 
 
-@pytest.mark.slow
-async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: Workers) -> None:
-    """Four processes with a call a minute each log in as often as one would."""
-    service = Service()
-    workers = [virtual_workers(service) for _ in range(4)]
-    for _ in range(12 * 24):
-        await together(*workers)
-        await anyio.sleep(300)
-    assert 24 <= len(service.logins) <= 27
-
-
 # -- refused tokens ----------------------------------------------------------------------------------------------------
 
 
