@@ -51,34 +51,30 @@ def let_run(world: World, ahead: timedelta) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ahead", "newest_first", "kind"),
+    ("ahead", "old", "newest_first", "kind"),
     [
-        (ahead, newest_first, KINDS[(number + newest_first) % 2])
-        for number, ahead in enumerate([timedelta(minutes=4), timedelta(hours=3), timedelta(minutes=-4)])
-        for newest_first in (True, False)
+        *(
+            (ahead, 0, newest_first, KINDS[(number + newest_first) % 2])
+            for number, ahead in enumerate([timedelta(minutes=4), timedelta(hours=3), timedelta(minutes=-4)])
+            for newest_first in (True, False)
+        ),
+        *((timedelta(0), 30, newest_first, kind) for newest_first in (True, False) for kind in KINDS),
     ],
     ids=str,
 )
-async def test_a_service_with_another_clock(world: World, kind: str, ahead: timedelta, newest_first: bool) -> None:
-    """Its clock may be off by minutes, or show another time zone: nothing that the store forgot is paid again."""
+async def test_a_service_with_another_clock_or_a_long_list(
+    world: World, kind: str, ahead: timedelta, old: int, newest_first: bool
+) -> None:
+    """Its clock may be off by minutes, or show another time zone: nothing that the store forgot is paid again.
+
+    Nor where that is between pages of long before and the last one.
+    """
     let_run(world, ahead)
     world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
-    orders = await sell(world, kind)
-    await anyio.sleep(10 * MINUTE)
     async with world.client() as client:
-        await stopped(world, client, orders)
-        await world.pay(client, [order(kind, "new", 200)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("newest_first", [True, False])
-async def test_a_long_list_in_any_order(world: World, kind: str, newest_first: bool) -> None:
-    """What was forgotten is found between pages of long before and the last one."""
-    world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
-    async with world.client() as client:
-        await world.pay(client, [order(kind, f"old {each}", 300 + each) for each in range(30)])
-        await anyio.sleep(HOUR)
-    orders = await sell(world, kind, forgotten=20)
+        await world.pay(client, [order(kind, f"old {each}", 300 + each) for each in range(old)])
+        await anyio.sleep(HOUR if old else 0)
+    orders = await sell(world, kind, forgotten=20 if old else 10)
     await anyio.sleep(10 * MINUTE)
     async with world.client() as client:
         await stopped(world, client, orders)
