@@ -32,7 +32,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, read_overview
-from tests.sandbox.page_user import Elements
+from tests.sandbox.page_user import Elements, check_that_all_is_its_own
 from tests.support.commands import run, started
 from tests.support.patience import PATIENCE
 
@@ -222,7 +222,8 @@ async def test_the_store_stays_as_it_is(reader: Reader, store: SQLStore, file: P
 async def test_another_website_can_read_nothing(reader: Reader, store: SQLStore) -> None:
     """The page answers only under a loopback name, takes no forms, and loads nothing from elsewhere."""
     await pay(store, "order-1")
-    elements = Elements(await reader.source())
+    await reader.source()
+    await check_that_all_is_its_own(reader.http)
     for headers in ({"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}):
         for path in ("/", "/live"):
             answer = await reader.http.get(path, headers=headers)
@@ -231,15 +232,6 @@ async def test_another_website_can_read_nothing(reader: Reader, store: SQLStore)
     foreign = await reader.http.post("/", headers={"origin": "https://evil.example"})
     assert foreign.status_code == 403
     assert (await reader.http.post("/")).status_code == 405
-    policy = (await reader.http.get("/")).headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert not [name for _, found in elements.attributes for name in found if name.startswith("on") or name == "style"]
-    for path in elements.values("src", "href") - {"/"}:
-        if path.startswith("#"):
-            assert path[1:] in elements.ids
-            continue
-        loaded = await reader.http.get(path)
-        assert loaded.status_code == 200 and "immutable" in loaded.headers["cache-control"]
     assert (await reader.http.get("/static/page.py")).status_code == 404
 
 

@@ -44,6 +44,23 @@ class Elements(html.parser.HTMLParser):
         return {found[name] for _, found in self.attributes for name in names if name in found}
 
 
+async def check_that_all_is_its_own(http: httpx.AsyncClient) -> Elements:
+    """See that a page loads nothing from elsewhere, and that the browser may load nothing else."""
+    answer = await http.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    elements = Elements(answer.text)
+    assert not [name for _, found in elements.attributes for name in found if name.startswith("on") or name == "style"]
+    for path in elements.values("src", "href") - {"/"}:
+        if path.startswith("#"):
+            assert path[1:] in elements.ids
+            continue
+        assert path.startswith("/static/")
+        loaded = await http.get(path)
+        assert loaded.status_code == 200 and loaded.content and "immutable" in loaded.headers["cache-control"]
+    return elements
+
+
 class PageUser:
     """User of a sandbox's page, who sends plain forms as a browser without JavaScript does."""
 

@@ -13,7 +13,7 @@ from mobilemoney_async.sandbox import Fault, Sandbox
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.page.app import create_page, refusal
-from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
+from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, check_that_all_is_its_own, only
 from tests.sandbox.service import ORDINARY, http
 
 
@@ -147,22 +147,8 @@ async def test_another_website_can_do_nothing(user: PageUser, sandbox: Sandbox, 
 
 async def test_the_page_loads_nothing_from_elsewhere(user: PageUser) -> None:
     """The page needs no network: everything it loads is its own, and the browser may load nothing else."""
-    answer = await user.http.get("/")
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert answer.headers["cache-control"] == "no-store"
-    elements = Elements(answer.text)
-    assert not [name for _, found in elements.attributes for name in found if name.startswith("on") or name == "style"]
-    for path in elements.values("src", "href") - {"/"}:
-        if path.startswith("#"):
-            assert path[1:] in elements.ids
-            continue
-        assert path.startswith("/static/")
-        loaded = await user.http.get(path)
-        assert loaded.status_code == 200
-        assert loaded.content
-        assert "immutable" in loaded.headers["cache-control"]
+    await check_that_all_is_its_own(user.http)
+    assert (await user.http.get("/")).headers["cache-control"] == "no-store"
     assert "url(" not in (await user.http.get("/static/page.css")).text
 
 
