@@ -20,7 +20,7 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.server import serve
 from tests.browser.test_phone_page import CLIPBOARD, CONTRAST, NARROW, SMALL, STRUCTURE, WIDE, PageUser
-from tests.support.chromium import headless, set_screen
+from tests.support.chromium import set_screen
 
 HOSTILE = "<script>document.title='taken'</script>+255681234501"
 DISBURSED, CUSTOMER = "+255681234601", "+255681234501"
@@ -96,12 +96,6 @@ class Operator(PageUser):
         assert script(CONTRAST) == []
         assert script(SMALL) == []
         assert script("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with headless(tmp_path_factory.mktemp("chromium")) as chrome:
-        yield chrome
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The simulator's page of one history, in a real browser: Chromium, headless."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,8 @@ from tests.simulation.history import Result
 from tests.simulation.page import write_page
 from tests.simulation.plan import Plan
 from tests.simulation.world import Happening
-from tests.support.chromium import headless
 
 pytestmark = pytest.mark.once
-
-
-@pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    with headless(tmp_path / "profile") as chrome:
-        yield chrome
 
 
 def test_a_history_is_stepped_by_hand(chromium: webdriver.Chrome, tmp_path: Path) -> None:

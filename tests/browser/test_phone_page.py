@@ -17,7 +17,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from mobilemoney_async.sandbox import Sandbox
 from tests.browser.phone_page import ASHA, JUMA, NEEMA, Served, play_a_morning, serving
-from tests.support.chromium import headless, set_screen
+from tests.support.chromium import set_screen
 from tests.support.patience import PATIENCE
 
 QUIET, OTHER = "+255754000555", "+255755000666"
@@ -30,7 +30,7 @@ CONTRAST = """
 const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
   .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-  if (!/, 0\\)$/.test(c)) return c; } };
+  if (!/, 0\\)$/.test(c)) return c; } return "rgb(255, 255, 255)"; };
 const own = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
 return [...document.querySelectorAll("body *")]
   .filter((e) => own(e) && e.checkVisibility() && !e.matches(":disabled, option"))
@@ -70,12 +70,6 @@ const ids = all("[id]").map((e) => e.id);
 if (new Set(ids).size !== ids.length) wrong.push(["ids", same(ids)]);
 return wrong;
 """
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with headless(tmp_path_factory.mktemp("chromium")) as chrome:
-        yield chrome
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.chromium import headless
+from tests.browser.test_phone_page import CONTRAST
 from tests.support.patience import PATIENCE
 from tests.support.shops import Shop, fastapi_shop, running
 
@@ -23,18 +23,6 @@ ENDS = {
     "decline": ("failed", "The payment failed"),
     "expire": ("expired", "Time ran out"),
 }
-# What a person with normal sight can read: WCAG 2.2, 1.4.3.
-CONTRAST = """
-const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
-  .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-  if (c !== "rgba(0, 0, 0, 0)") return c; } return "rgb(255, 255, 255)"; };
-return [...document.querySelectorAll("p, h1, h2, label, legend, small, button, a, dt, dd, span, b, summary, code, li")]
-  .filter((e) => e.offsetParent && e.textContent.trim())
-  .map((e) => { const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
-    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 30)]; })
-  .filter(([ratio]) => ratio < 4.5);
-"""
 UNNAMED = """
 return [...document.querySelectorAll("input, button, a")].filter((e) => e.offsetParent)
   .filter((e) => !(e.labels && e.labels.length) && !e.textContent.trim()).map((e) => e.outerHTML);
@@ -46,12 +34,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     # A request whose answer is lost is given up soon; a payment whose answer is late is found, too.
     with running(fastapi_shop, tmp_path_factory.mktemp("shop"), timeout=3.0) as shop:  # real time: see above
         yield shop
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with headless(tmp_path_factory.mktemp("chromium")) as chrome:
-        yield chrome
 
 
 class Customer:
