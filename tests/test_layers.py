@@ -55,41 +55,22 @@ def test_a_sound_tree_has_no_violation(tmp_path: Path) -> None:
     assert violations(build(tmp_path, SOUND)) == []
 
 
+US, LAZY, TYPES = "mobilemoney_async", "def f():\n    ", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
 BROKEN = {
-    "up": ("contract/a.py", "from mobilemoney_async.calls import transport", "layer 2 imports from layer 3"),
-    "up, whole module": ("errors.py", "import mobilemoney_async.client", "layer 1 imports from layer 10"),
-    "up, only for types": (
-        "calls/a.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mobilemoney_async import client",
-        "layer 3 imports from layer 10",
-    ),
-    "up, inside a function": (
-        "calls/a.py",
-        "def f():\n    from mobilemoney_async import client",
-        "layer 3 imports from layer 10",
-    ),
-    "payments from polling": (
-        "polling/a.py",
-        "from mobilemoney_async.payments import records",
-        "layer 7 imports from layer 8",
-    ),
-    "the package from inside": (
-        "client.py",
-        "from mobilemoney_async import AsyncClient",
-        "layer 10 imports from layer 12",
-    ),
-    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "layer 14 imports from layer 14"),
+    "up": ("contract/a.py", f"from {US}.calls import transport", "layer 2 imports from layer 3"),
+    "up, whole module": ("errors.py", f"import {US}.client", "layer 1 imports from layer 10"),
+    "up, only for types": ("calls/a.py", f"{TYPES}from {US} import client", "layer 3 imports from layer 10"),
+    "up, inside a function": ("calls/a.py", f"{LAZY}from {US} import client", "layer 3 imports from layer 10"),
+    "payments from polling": ("polling/a.py", f"from {US}.payments import records", "layer 7 imports from layer 8"),
+    "the package from inside": ("client.py", f"from {US} import AsyncClient", "layer 10 imports from layer 12"),
+    "testing from beside": ("cli/a.py", f"from {US} import testing", "layer 14 imports from layer 14"),
     "a new part": ("helpers.py", "", "a part without a layer"),
-    "an unknown part": ("client.py", "import mobilemoney_async.helpers", "a part without a layer"),
-    "a circle in one package": (
-        "calls/a.py",
-        "from mobilemoney_async.calls import b",
-        "circle: calls.a -> calls.b -> calls.a",
-    ),
+    "an unknown part": ("client.py", f"import {US}.helpers", "a part without a layer"),
+    "a circle in one package": ("calls/a.py", f"from {US}.calls import b", "circle: calls.a -> calls.b -> calls.a"),
     "second importer of httpx": ("client.py", "import httpx", "not the place for it: calls.transport"),
     "httpx for types only": (
         "client.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from httpx import AsyncBaseTransport",
+        f"{TYPES}from httpx import AsyncBaseTransport",
         "not the place for it: calls.transport",
     ),
     "second importer of cattrs": ("calls/a.py", "from cattrs.preconf import json", "not the place for it: contract"),
@@ -101,25 +82,21 @@ BROKEN = {
     ),
     "a driver for types only": (
         "polling/a.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from psycopg import Connection",
+        f"{TYPES}from psycopg import Connection",
         "not the place for it: database",
     ),
     "encryption outside the store": (
         "calls/a.py",
-        "def f():\n    from cryptography.fernet import Fernet",
+        f"{LAZY}from cryptography.fernet import Fernet",
         "not the place for it: database.encryption",
     ),
-    "client knows the sandbox": ("client.py", "from mobilemoney_async.sandbox import engine", "only cli and testing"),
-    "sandbox shares code": ("sandbox/a.py", "from mobilemoney_async.contract import codec", "shares no code"),
-    "sandbox shares code lazily": (
-        "sandbox/a.py",
-        "def f():\n    from mobilemoney_async.errors import APIError",
-        "shares no code",
-    ),
-    "sandbox needs the client": ("sandbox/a.py", "from mobilemoney_async.client import AsyncClient", "shares no code"),
+    "client knows the sandbox": ("client.py", f"from {US}.sandbox import engine", "only cli and testing"),
+    "sandbox shares code": ("sandbox/a.py", f"from {US}.contract import codec", "shares no code"),
+    "sandbox shares code lazily": ("sandbox/a.py", f"{LAZY}from {US}.errors import APIError", "shares no code"),
+    "sandbox needs the client": ("sandbox/a.py", f"from {US}.client import AsyncClient", "shares no code"),
     "a lazy circle in the sandbox": (
         "sandbox/a.py",
-        "def f():\n    from mobilemoney_async.sandbox import b",
+        f"{LAZY}from {US}.sandbox import b",
         "circle: sandbox.a -> sandbox.b -> sandbox.a",
     ),
     "pure module takes the time": ("calls/bucket.py", "from time import monotonic", "a pure module"),
@@ -133,7 +110,7 @@ BROKEN = {
     "pure module waits": ("calls/retry.py", "async def f():\n    await g()", "Await in a pure module"),
     "a private attribute": (
         "client.py",
-        "from mobilemoney_async.calls import transport\nx = transport._secret",
+        f"from {US}.calls import transport\nx = transport._secret",
         "transport._secret: a private attribute of another module",
     ),
     "pure module iterates": (
