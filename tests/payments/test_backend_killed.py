@@ -27,7 +27,7 @@ async def test_kill_9_while_orders_wait_rings_no_phone_too_late(store_url: str) 
     async with AsyncExitStack() as stack:
         base_url = await stack.enter_async_context(sandbox.serve())
         arguments = (base_url, store_url, sandbox.token, str(ORDERS), str(send_within))
-        process = await stack.enter_async_context(talk("tests.payments.backend_process", *arguments))
+        process = await stack.enter_async_context(talk("tests.payments.process", "take_orders", *arguments))
         with anyio.fail_after(PATIENCE):
             said = [await process.line() for _ in range(ORDERS)]
             process.kill()

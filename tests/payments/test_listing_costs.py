@@ -200,7 +200,7 @@ async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: st
                 await client.collections.create(phone_number=OTHER, amount=1000 + each, idempotency_key=key)
         arguments = (base_url, postgres_url, sandbox.token)
         processes = [
-            await stack.enter_async_context(talk("tests.payments.reconcile_process", *arguments)) for _ in range(2)
+            await stack.enter_async_context(talk("tests.payments.process", "reconcile", *arguments)) for _ in range(2)
         ]
         # While one waits for the list, the other must have begun, however late the machine lets it.
         sandbox.script(faults.latency(2), on="transactions", times=1)

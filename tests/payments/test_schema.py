@@ -286,7 +286,7 @@ def test_threads_make_the_tables_at_once(store_url: str) -> None:
 async def test_processes_make_the_tables_at_once(store_url: str) -> None:
     """Several processes that use a new database for the first time all find it ready."""
     async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(talk("tests.payments.schema_process", store_url)) for _ in range(3)]
+        workers = [await stack.enter_async_context(talk("tests.payments.process", "use", store_url)) for _ in range(3)]
         assert [await worker.line() for worker in workers] == ["ready"] * 3
         for worker in workers:
             await worker.tell("go")

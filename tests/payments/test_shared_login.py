@@ -695,7 +695,7 @@ async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it
         doomed, *others = [
             # The others' lease is longer than any stop of a busy machine.
             await stack.enter_async_context(
-                talk("tests.payments.login_process", server.base_url, store_url, "55" if number else "1.5")
+                talk("tests.payments.process", "log_in", server.base_url, store_url, "55" if number else "1.5")
             )
             for number in range(5)
         ]
