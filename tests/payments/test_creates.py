@@ -666,21 +666,6 @@ async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment
     assert world.states() == ["ACKNOWLEDGED"] * 4
 
 
-async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) -> None:
-    """A store that fails before anything is sent says so."""
-    world = make_world(sqlite_file_url)
-    store = world.store()
-    await account_store(store).database.write(
-        lambda each: each.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99")
-    )
-    async with world.client() as client:
-        with pytest.raises(StoreError) as caught:
-            await create(client)
-    assert (caught.value.outcome, caught.value.idempotency_key) == ("not_sent", "order-1")
-    assert world.sent == 0
-    store.close()
-
-
 async def test_a_create_that_waits_for_another_process_returns_within_a_second_of_its_end(sqlite_file_url: str) -> None:
     """However long that one takes: looks do not become rarer than one a second."""
     world = make_world(sqlite_file_url)
