@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, LoginAuth, __version__
@@ -124,9 +125,12 @@ async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(sandbox: tu
         async with AsyncClient(printed["BASE_URL"], auth=auth) as client:
             prompt = await client.collections.create(phone_number="+255780000789", amount=100)
             assert (await client.transactions.wait(prompt.transaction_id)).succeeded
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        assert (await http.get(printed["phone page"])).status_code == 200
     command.interrupt()
-    status, _, log = command.end()
-    assert status == 0
+    status, out, log = command.end()
+    assert (status, out.endswith("stopped\n")) == (0, True)
+    assert len([line for line in out.splitlines() if line.startswith("+255")]) == len(MAGIC_NUMBERS)
     assert "POST /v1/payment-service/airtel/c2b" in log
     assert "Traceback" not in log
     assert not any(secret in log for secret in (printed["TOKEN"], printed["password"]))
