@@ -112,6 +112,20 @@ class Platform:
         return [each for each, before in zip(hosts, [None, *hosts], strict=False) if each != before]
 
 
+class Away:
+    """Lets the stores of some hosts refuse to write."""
+
+    def __init__(self, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts, plain = set[str](), Database._run
+
+        async def run(database: Database, work: Any) -> Any:
+            if work.writes and any(account_store(platform.stores[host]).database is database for host in self.hosts):
+                raise StoreError("the store failed: away", outcome="not_sent")
+            return await plain(database, work)
+
+        monkeypatch.setattr(Database, "_run", run)
+
+
 @pytest.fixture
 def platform(sqlite_file_url: str) -> Platform:
     return Platform(sqlite_file_url)
@@ -284,24 +298,16 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another host takes over within ten seconds; the first one goes on with what is its own by then."""
-    accounts, is_away = shops(4), False
-    plain = Database._run
-
-    async def run(database: Database, work: Any) -> Any:
-        if is_away and work.writes and database is account_store(platform.stores["one"]).database:
-            raise StoreError("the store failed: away", outcome="not_sent")
-        return await plain(database, work)
-
-    monkeypatch.setattr(Database, "_run", run)
+    accounts, outage = shops(4), Away(platform, monkeypatch)
     async with platform.merchants("shop") as merchants, platform.host("one") as one:
         await pay(merchants, accounts)
         await anyio.sleep(6)
         assert one.accounts == set(accounts)
         async with platform.host("two") as two:
-            is_away = True
+            outage.hosts.add("one")
             await anyio.sleep(10)
             assert two.accounts == set(accounts)
-            is_away = False
+            outage.hosts.clear()
             await anyio.sleep(20)
             assert all(platform.hosts_of(each)[:2] == ["one", "two"] for each in accounts)
             # Two of them have come back, and no account was asked for by both in turns.
@@ -317,21 +323,14 @@ async def test_a_host_alone_names_no_other_one(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After an outage of its store, in which all of its claims end."""
-    is_away, plain = False, Database._run
-
-    async def run(database: Database, work: Any) -> Any:
-        if is_away and work.writes:
-            raise StoreError("the store failed: away", outcome="not_sent")
-        return await plain(database, work)
-
-    monkeypatch.setattr(Database, "_run", run)
+    outage = Away(platform, monkeypatch)
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
         await enqueue(merchants, ["shop"], not_before=timedelta(seconds=30))
         await anyio.sleep(5)
         assert worker.accounts == {"shop"}
-        is_away = True
+        outage.hosts.add("one")
         await anyio.sleep(20)
-        is_away = False
+        outage.hosts.clear()
         await anyio.sleep(40)
         assert len(platform.service.payments) == 1
     assert "the account's claim has ended" in caplog.text
