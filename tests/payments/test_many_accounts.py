@@ -221,6 +221,7 @@ async def test_the_connection_that_listens_lasts_and_is_replaced(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watches.of(database).wait, database, "shop", 0)
             await until(partial(_has_session, postgres_url, "query LIKE 'LISTEN%'"))
+            await until(lambda: watches.of(database)._driver is not None)  # the server knows it sooner
             first = watches.of(database)._driver.info.backend_pid
             await anyio.sleep(0.5)  # real time: idle ones have ended
             assert await sessions(postgres_url, f"pid = {first}") == 1
