@@ -1,9 +1,12 @@
 """What a crash reporter sends of an error: the locals of all frames, of its causes and contexts too."""
 
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
+
+_TIMES = re.compile(r"datetime\.datetime\([^)]*|\b\d+\.\d+")
 
 
 def shown(error: BaseException) -> Iterator[tuple[str, str]]:
@@ -31,8 +34,9 @@ def shown(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def leaks(error: BaseException, secrets: list[str]) -> list[str]:
-    """Return where an error shows one of some secrets."""
-    return [f"{where} = {text[:200]}" for where, text in shown(error) if any(each in text for each in secrets)]
+    """Return where an error shows one of some secrets. Microseconds that are a code of six digits are none."""
+    texts = ((where, _TIMES.sub("", text)) for where, text in shown(error))
+    return [f"{where} = {text[:200]}" for where, text in texts if any(each in text for each in secrets)]
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:
