@@ -92,7 +92,7 @@ ADVICE: dict[type, str] = {
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
     errors.AccountSuspended: f"{_RESUMED_BY} ACCOUNT",
-    errors.LimitExceeded: "pay less, or later, or change disbursement_limits of the profile",
+    errors.LimitExceeded: "pay less (or tomorrow, under a limit of a day), or change the profile's disbursement_limits",
     errors.TransportError: _FIND_CAUSE,
 }
 """Next steps after an error of a class, or of its nearest base class."""

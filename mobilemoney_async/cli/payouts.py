@@ -73,12 +73,21 @@ _PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
 
 
 @add_command(payouts_app, "check")
-def check(file: File, *, local_numbers: LocalNumbers = False, columns: Columns = None, as_json: AsJSON = False) -> None:
+@with_service("profile", "config")
+def check(
+    *,
+    file: File,
+    local_numbers: LocalNumbers = False,
+    columns: Columns = None,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
     """Check a file, and show its totals. Records and sends nothing.
 
     Duplicates of earlier payments are shown by propose, which has the store.
     """
-    rows = read_rows(_read(file), local_numbers=local_numbers, columns=_read_columns(columns))
+    are_local = local_numbers or service.settings().local_numbers
+    rows = read_rows(_read(file), local_numbers=are_local, columns=_read_columns(columns))
     total, content = total_of(rows), digest(rows)
     warnings = warnings_of(rows)
     if as_json:

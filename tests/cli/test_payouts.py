@@ -54,6 +54,14 @@ def test_a_file_may_have_columns_of_its_own_names(shop: Path) -> None:
         assert run("payouts", "check", "list.csv", "--columns", wrong).exit_code == 2
 
 
+def test_a_check_reads_local_numbers_as_the_profile_says(shop: Path) -> None:
+    """So it shows the same lines as `propose` with that profile."""
+    assert "local_numbers" in run("payouts", "check", "salaries.csv").stderr
+    profile = '[profiles.p]\nbase_url = "http://127.0.0.1:1/v1"\nlocal_numbers = true\n'
+    (shop / "mobilemoney.toml").write_text(profile, encoding="utf-8")
+    assert "2,170,000 TZS" in run("payouts", "check", "salaries.csv", "--profile", "p").stdout
+
+
 @pytest.mark.costly("runs lines of cli/payouts.py, cli/unclaimed.py that no quick test runs")
 def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path, sandbox: Sandbox) -> None:
     """From the file to the report; the exit code says that one has failed."""
