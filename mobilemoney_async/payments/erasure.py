@@ -79,7 +79,8 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
         StoreError: A payment of it is open, or a batch waits for approval; the error names them.
     """
     run, here = journal.execute, accounts.c.account == journal.account
-    key = journal.lock_account().number_key or ""
+    journal.lock_account()
+    key = ensure_number_key(journal.connection, journal.account)  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
     for table in (logins, subscriptions):

@@ -228,6 +228,18 @@ async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> Non
             await merchants.resume("shop-1")
 
 
+async def test_an_account_that_sent_nothing_leaves_no_number_to_try(sqlite_file_url: str) -> None:
+    """Two accounts keep one number as two digests: under a key of each, though neither has sent anything."""
+    for account in ("shop-1", "shop-2"):
+        async with shop(sqlite_file_url, account) as (client, store, _):
+            await client.payments.enqueue(
+                type="disbursement", phone_number=NUMBER, amount=5_000, idempotency_key="order-1"
+            )
+            await client.payments.cancel("order-1", note="not wanted")
+            await store.erase_account(account)
+    assert len({row["phone_number"] for row in rows(sqlite_file_url, "mobilemoney_payment_records")}) == 2
+
+
 async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path: Any) -> None:
     """The list, kept outside of the backup, is enough: it holds digests, and the backup has their key."""
     async with shop(sqlite_file_url) as (client, store, _):
