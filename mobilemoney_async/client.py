@@ -398,7 +398,7 @@ class AsyncClient:
         Raises:
             InvalidRequest: An argument is invalid, or the client has no store.
         """
-        pace = require_seconds("per_minute", per_minute)
+        pace = require_seconds("per_minute", per_minute, unit="a number")
         if pause_after is not None:
             require_integer("pause_after", pause_after, 1)
         limit = getattr(self._pipeline.limiter, "per_minute", math.inf)  # of a caller's own limiter, perhaps not known

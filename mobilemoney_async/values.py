@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
 _TANZANIAN = re.compile(r"(?:(?:\+|00)?255|0)?([67][0-9]{8})", re.ASCII)
+# Some thirty years: a time so far ahead is one of the calendar still.
+_MOST_SECONDS = 1e9
 _AMOUNT = re.compile(r"[0-9]+(?:\.0{1,2})?", re.ASCII)
 # A text that one convention reads as thousands, and another as a fraction. Longer digits might be a phone number.
 _TWO_AMOUNTS = re.compile(r"([0-9]{1,12})[.,](0{1,3})|([0-9]{1,3})[.,]([0-9]{3})", re.ASCII)
@@ -419,12 +421,25 @@ def is_id(text: str) -> bool:
     return valid_name(text) is not None and text.isprintable() and text.strip() == text and text not in {".", ".."}
 
 
-def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -> float:
-    """Return a finite number of seconds, more than 0 (with `allow_zero`, 0 too), or raise `InvalidRequest`."""
-    seconds = -1.0 if isinstance(value, bool) or not isinstance(value, int | float) else _as_float(value)
-    if seconds < 0 or (seconds == 0 and not allow_zero) or not math.isfinite(seconds):
-        raise refuse(argument, f"seconds, {'0 or more' if allow_zero else 'more than 0'}", value)
-    return seconds
+def require_seconds(
+    argument: str, value: object, *, allow_zero: bool = False, unit: str = "seconds", most: float = _MOST_SECONDS
+) -> float:
+    """Return a number of seconds, or of another unit, more than 0 (with `allow_zero`, 0 too) and `most` at most.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    number = -1.0 if isinstance(value, bool) or not isinstance(value, int | float) else _as_float(value)
+    is_over = most < number < math.inf
+    if not 0 <= number <= most or (number == 0 and not allow_zero):
+        span = f"{unit}, {'0 or more' if allow_zero else 'more than 0'}"
+        raise refuse(argument, f"{span}, {most:,.0f} at most" if is_over else span, value)
+    return number
+
+
+def require_days(argument: str, value: object) -> float:
+    """Return a number of days, more than 0 and at most a hundred years, or raise `InvalidRequest`."""
+    return require_seconds(argument, value, unit="days", most=36_500)
 
 
 def require_factor(argument: str, value: object) -> float:

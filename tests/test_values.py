@@ -26,6 +26,7 @@ from mobilemoney_async.values import (
     redact,
     require_bearer,
     require_date,
+    require_days,
     require_identifier,
     require_integer,
     require_name,
@@ -579,6 +580,12 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: require_seconds("timeout", "x"), "timeout must be seconds, more than 0, not 'x'"),
     (lambda: require_seconds("timeout", -1), "timeout must be seconds, more than 0, not -1"),
     (lambda: require_seconds("timeout", dt.timedelta(1)), "timeout must be seconds, more than 0, not timedelta"),
+    (
+        lambda: require_seconds("grace", 1_000_000_001),
+        "grace must be seconds, more than 0, 1,000,000,000 at most, not 100…01",
+    ),
+    (lambda: require_days("keep_changes", "90"), "keep_changes must be days, more than 0, not '90'"),
+    (lambda: require_days("keep_changes", 40_000), "keep_changes must be days, more than 0, 36,500 at most, not 40000"),
     (lambda: normalise_phone_number("0788 500 789"), NO_COUNTRY_CODE),
     (
         lambda: normalise_amount("1,000"),

@@ -14,7 +14,7 @@ import attrs
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import Secret, require_bearer, require_seconds, require_text
+from mobilemoney_async.values import Secret, require_bearer, require_days, require_seconds, require_text
 
 FILE_NAME = "mobilemoney.toml"
 
@@ -285,8 +285,10 @@ def _check_store_options(value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or not {*value} <= {*_NUMBERS, *_BOOLS}:
         raise invalid(_STORE_OPTIONS, f"must be a table of {names}")
     for key, each in value.items():
-        if key in _NUMBERS:
-            require_seconds(f"{_STORE_OPTIONS}.{key}", each, allow_zero=key == "grace")
+        if key == "keep_changes":
+            require_days(f"{_STORE_OPTIONS}.{key}", each)
+        elif key == "grace":
+            require_seconds(f"{_STORE_OPTIONS}.{key}", each, allow_zero=True)
         elif not isinstance(each, bool):
             raise invalid(f"{_STORE_OPTIONS}.{key}", "must be true or false")
     return value

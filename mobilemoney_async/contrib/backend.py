@@ -165,7 +165,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._on_settled = on_settled
         self._name = None if name is None else values.require_name("name", name)
         # Thirty years are as good as for ever, and no date is too large after them.
-        self._send_within = timedelta(seconds=min(1e9, values.require_seconds("send_within", send_within)))
+        self._send_within = timedelta(seconds=values.require_seconds("send_within", send_within))
         self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
         self._drain = values.require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = values.require_integer("most_waiting", most_waiting, 1)

@@ -23,6 +23,7 @@ from mobilemoney_async.values import (
     missing_extra,
     normalise_phone_number,
     refuse,
+    require_days,
     require_name,
     require_seconds,
 )
@@ -56,8 +57,8 @@ class SQLStore:
             a payment of this store made twice keeps another of its kind from being sent for a while. True: any such
             transaction does. False, for merchants whose other systems pay too: nothing is reported or stopped, and a
             payment with an unknown result is never taken for a transaction in the list without someone's decision.
-        keep_changes: Days, more than 0, for which changes of payments that have ended are kept for readers without a
-            name; named consumers get theirs in any case.
+        keep_changes: Days, more than 0 and at most 36,500, for which changes of payments that have ended are kept for
+            readers without a name; named consumers get theirs in any case.
 
     Raises:
         InvalidRequest: An argument has a wrong type or value, or the extra is missing.
@@ -84,7 +85,7 @@ class SQLStore:
         if sole_writer is not None and not isinstance(sole_writer, bool):
             raise refuse("sole_writer", "a bool or None", sole_writer)
         self.sole_writer: bool | None = sole_writer
-        kept = timedelta(days=require_seconds("keep_changes", keep_changes))
+        kept = timedelta(days=require_days("keep_changes", keep_changes))
         cipher = TokenCipher(self.account, key)  # asks for its extra now, rather than at the first login
         try:
             import sqlalchemy  # noqa: F401 (here, since only a store needs it)
