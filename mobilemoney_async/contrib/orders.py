@@ -10,6 +10,7 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError
+from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
 
 
@@ -21,7 +22,7 @@ class OrderState(enum.StrEnum):
     PENDING = "pending"
     """The payment exists; the customer is asked, or the money is on its way."""
     FINDING_OUT = "finding_out"
-    """The payment may or may not exist. The order must not be paid again."""
+    """The payment, or an earlier one that it waits for, may or may not exist. The order must not be paid again."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     EXPIRED = "expired"
@@ -98,6 +99,8 @@ def read_record(record: PaymentRecord) -> OrderStatus:
         state = _FINAL_STATES.get(transaction.status, OrderState.FAILED)
         if state is OrderState.FAILED:
             reason = transaction.failure_reason or str(transaction.status)
+    elif record.state is PaymentState.QUEUED and record.cause is PaymentCause.HELD:
+        state = OrderState.FINDING_OUT  # perhaps for as long as nobody decides
     elif record.state is PaymentState.CANCELLED:
         reason = "CANCELLED"
     elif record.is_late:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import anyio
+import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,13 +20,14 @@ from mobilemoney_async import (
     InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentCause,
     RateLimiter,
     RetryPolicy,
     SQLStore,
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
@@ -277,7 +279,7 @@ async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sa
 
 @pytest.mark.costly("runs lines of contrib/orders.py that no quick test runs")
 async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path) -> None:
-    """An order that was enqueued is shown as about to be sent, and then as any other; a cancelled one has failed."""
+    """An order that was enqueued is about to be sent, unless staff has to decide first; a cancelled one has failed."""
     async with opened(sandbox, tmp_path, per_minute=60.0) as backend:
         backend.dispatcher.pause()
         payments = backend.client.payments
@@ -286,6 +288,12 @@ async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path
         await payments.cancel("order-2", note="Asha: ordered twice")
         status = await backend.status("order-1")
         assert status is not None and status.state is OrderState.SENDING
+        queued = await payments.get("order-1")
+        assert queued is not None
+        shown = [
+            read_record(attrs.evolve(queued, cause=cause)).state for cause in (PaymentCause.WAITS, PaymentCause.HELD)
+        ]
+        assert shown == [OrderState.SENDING, OrderState.FINDING_OUT]
         backend.dispatcher.resume()
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
         cancelled = await end(backend, "order-2")

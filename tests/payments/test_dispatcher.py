@@ -210,7 +210,7 @@ async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_ur
     assert looked is not None and unsent is not None
     # The reason is that of the last try, so it has its time.
     assert re.fullmatch(r"at 20\d\d-\d\d-\d\d \d\d:\d\d UTC, .*'lost'.*", unsent.reason or "")
-    assert looked.cause is PaymentCause.IN_GRACE
+    assert (looked.cause, unsent.cause) == (PaymentCause.IN_GRACE, PaymentCause.HELD)
 
 
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")

@@ -52,6 +52,7 @@ from mobilemoney_async.payments.ownership.reconciliation import (
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.payouts import Payouts
 from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
 from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -259,7 +260,9 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "QUEUED": {
         "sent again": send_again,
         "cancelled": lambda journal: cancel(journal, KEY, note="stop", at=LATER),
-        "postponed": lambda journal: postpone(journal, KEY, reason="wait", at=LATER, until=LATER),
+        "postponed": lambda journal: postpone(
+            journal, KEY, reason=Reason(PaymentCause.WAITS, "wait"), at=LATER, until=LATER
+        ),
         "queued again": lambda journal: enqueue(journal, REQUEST, QueueOptions(priority=5), LATER),
     },
     "ACKNOWLEDGED": {

@@ -53,6 +53,7 @@ from mobilemoney_async.payments.outbox.outbox import (
 )
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import require_text
@@ -357,6 +358,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
+        cause = PaymentCause.HELD if isinstance(error, DuplicateSuspected) else PaymentCause.WAITS
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
         pause = _OWN_PAUSE
         if isinstance(error, LimitExceeded):
@@ -368,7 +370,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             late = withdraw_late(journal, at)
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
             until = at + timedelta(seconds=pause)
-            return late, postpone(journal, record.key, reason=str(error), at=at, until=until)
+            return late, postpone(journal, record.key, reason=Reason(cause, str(error)), at=at, until=until)
 
         try:
             late, waiting = await self._store.decide(put_off, self._utcnow)

@@ -36,7 +36,7 @@ from mobilemoney_async.payments.records.account_state import STATE, require_acti
 from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.reasons import Reason
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
     PaymentRecord,
@@ -229,7 +229,7 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
     }
 
 
-def postpone(journal: Journal, key: str, *, reason: str, at: datetime, until: datetime) -> PaymentRecord | None:
+def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
 
     The reason has its time: nothing takes it back when it ends, only the next try.
@@ -239,7 +239,7 @@ def postpone(journal: Journal, key: str, *, reason: str, at: datetime, until: da
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
     is_known = record.looked_at is not None and record.cause is not None
-    waits = {} if is_known else reason_columns(Reason(PaymentCause.WAITS, f"at {at:%Y-%m-%d %H:%M} UTC, {reason}"))
+    waits = {} if is_known else reason_columns(Reason(reason.cause, f"at {at:%Y-%m-%d %H:%M} UTC, {reason}"))
     return to_record(journal.update(key, {"not_before": until, **waits}))
 
 

@@ -51,6 +51,8 @@ class PaymentCause(str, enum.Enum):
     """It was refused, and nothing shows how late the list is."""
     WAITS = "WAITS"
     """It is queued, and could not be sent."""
+    HELD = "HELD"
+    """It is queued, and an earlier payment like it has to be found out about first, perhaps by your staff."""
     OTHER_PAYMENT = "OTHER_PAYMENT"
     """Its transaction is final, with another type, amount or phone number."""
     OTHER_MERCHANT = "OTHER_MERCHANT"
@@ -79,6 +81,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.FORGOTTEN: "the store has forgotten transaction {about}",
     PaymentCause.UNCOMPARED: "nothing shows how late the list is",
     PaymentCause.WAITS: "{about}",
+    PaymentCause.HELD: "{about}",
     PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount or phone number",
     PaymentCause.OTHER_MERCHANT: "transaction {about} is another merchant's",
     PaymentCause.CHANGED: "the service shows its final state as {about} now",
