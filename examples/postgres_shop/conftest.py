@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import virtual_backend
 
-# The only database that is emptied here. `models` reads the variable, so it and `app` are imported later.
+# The only database that is emptied here. `wiring` reads the variable, so it and `app` are imported later.
 SHOP = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 URL = SHOP.set(database=f"{(SHOP.database or 'shop').removesuffix('_test')}_test")
 os.environ["DATABASE_URL"] = URL.render_as_string(hide_password=False)

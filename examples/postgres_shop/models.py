@@ -1,13 +1,9 @@
 """The shop's own tables; the library's, in the same database, begin with `mobilemoney_`."""
 
-import os
 from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-
-# One address for both: the shop's own engine asks by asyncpg, the store by psycopg.
-URL = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 
 
 class Base(DeclarativeBase):
@@ -17,10 +13,12 @@ class Base(DeclarativeBase):
 class Order(Base):
     __tablename__ = "orders"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     item: Mapped[str]
-    price: Mapped[int]
-    phone_number: Mapped[str] = mapped_column(index=True)
+    price: Mapped[int]  # whole shillings
+    # What paying adds to a table of orders. The number is hard to guess: in addresses, and the key of the payment.
+    number: Mapped[str | None] = mapped_column(unique=True)
+    phone_number: Mapped[str | None] = mapped_column(index=True)
     created_at: Mapped[datetime] = mapped_column(sa.DateTime(timezone=True), server_default=sa.func.now())
     state: Mapped[str] = mapped_column(server_default="open")  # then paid or unpaid
 
@@ -30,12 +28,12 @@ class Shipment(Base):
 
     __tablename__ = "shipments"
 
-    order_id: Mapped[str] = mapped_column(sa.ForeignKey("orders.id"), primary_key=True)
+    order_id: Mapped[int] = mapped_column(sa.ForeignKey(Order.id), primary_key=True)
     booked_by: Mapped[int]  # the worker's process
 
 
 class Place(Base):
-    """Place of the books in the feed of changes: one row, which its reader locks. The first worker makes it."""
+    """Copy it as it is: how far the books have read the payments' changes. One row, which its reader locks."""
 
     __tablename__ = "feed_place"
 

@@ -1,23 +1,49 @@
-"""What opens, keeps and closes the shop's payments, in each worker. It knows no item and no price: copy it as it is."""
+"""What opens, keeps and closes the shop's payments, in each worker. Copy it as it is: you need not read it today.
+
+It knows no item and no price. Of `models` it uses `Place`, and of `Order` the columns `phone_number` and `created_at`.
+"""
 
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
 
 import anyio
 import sqlalchemy as sa
-from fastapi import FastAPI
-from models import URL, Place
+from fastapi import Depends, FastAPI, Path, Request, Response
+from models import Order, Place
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.contrib.fastapi import mobilemoney_lifespan
+from mobilemoney_async import (
+    AsyncClient,
+    InvalidCursor,
+    PaymentChange,
+    PaymentRecord,
+    RateLimiter,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.contrib.fastapi import (
+    BackendDependency,
+    callback_router,
+    event_response,
+    install_error_answers,
+    mobilemoney_lifespan,
+    status_response,
+)
+from mobilemoney_async.contrib.orders import TooManyPrompts
 
+# One address for both: the shop's own engine asks by asyncpg, the store by psycopg.
+URL = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox; 1 for the real service
 PAGE_OF_CHANGES, PAUSE = 100, 1.0  # seconds
+PER_NUMBER, WITHIN = 5, timedelta(minutes=10)  # of new orders
+OrderNumber = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
 
 Sessions = async_sessionmaker[AsyncSession]
 Book = Callable[[AsyncSession, PaymentChange], Awaitable[None]]
@@ -66,13 +92,63 @@ async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> Non
             await anyio.sleep(10 * PAUSE)
 
 
+async def take_turns(session: AsyncSession, number: str) -> None:
+    """Wait until no other transaction works on the order, in any worker; to the end of this one, others wait."""
+    await session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(number, 0))))
+
+
+async def limit_prompts(session: AsyncSession, phone_number: str) -> None:
+    """Refuse a new order if its number has too many, in all workers: each prompt rings somebody's phone."""
+    recent = (Order.phone_number == phone_number, Order.created_at > sa.func.now() - WITHIN)
+    if (await session.scalar(sa.select(sa.func.count()).select_from(Order).where(*recent)) or 0) >= PER_NUMBER:
+        raise TooManyPrompts("too many new orders for this phone number", retry_after=WITHIN.total_seconds())
+
+
+@dataclass
+class Shop:
+    """What a route needs: the shop's own sessions, and the payments of this worker."""
+
+    sessions: Sessions
+    store: SQLStore
+    backend: Backend
+
+    async def answer(self, payment: PaymentRecord) -> Response:
+        """Return what the customer is told of an order that was just recorded."""
+        if payment.state == "RELEASED":  # it was lost, and staff has said so: only a create sends it, after a last look
+            await self.backend.collect(payment.key, phone_number=payment.phone_number, amount=payment.amount)
+        return status_response(await self.backend.status(payment.key))
+
+
+async def get_shop(request: Request) -> Shop:
+    shop: Shop = request.app.state.shop
+    return shop
+
+
+ShopDependency = Annotated[Shop, Depends(get_shop)]
+
+
+def install_payments(app: FastAPI) -> None:
+    """Add the routes that customers' pages follow, the service's hints, and answers for the library's errors."""
+    install_error_answers(app)
+    app.include_router(callback_router())  # hints: the service is asked, and nothing else is believed
+
+    @app.get("/orders/{number}")
+    async def status(number: OrderNumber, backend: BackendDependency) -> Response:
+        return status_response(await backend.status(number))
+
+    @app.get("/orders/{number}/events")
+    async def events(number: OrderNumber, backend: BackendDependency) -> Response:
+        return await event_response(backend, number)
+
+
 def shop_lifespan(
-    store: SQLStore, book: Book, make_client: Callable[..., AsyncClient], **options: Any
+    book: Book, make_client: Callable[..., AsyncClient] = AsyncClient.from_env, **options: Any
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that sends, follows and books payments; `options` are those of `Backend`.
 
-    Inside it, `app.state.sessions` makes the sessions of the shop.
+    An application that has a lifespan enters this one inside its own: `async with shop_lifespan(book)(app): yield`.
     """
+    store = SQLStore(URL.render_as_string(hide_password=False))
 
     def client() -> AsyncClient:
         return make_client(store=store, rate_limiter=RateLimiter(60 * SPEED, 10, window=60 / SPEED))
@@ -88,12 +164,14 @@ def shop_lifespan(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Without `hide_parameters` an error in the log would show phone numbers.
         engine = create_async_engine(URL.set(drivername="postgresql+asyncpg"), hide_parameters=True, pool_pre_ping=True)
-        sessions = app.state.sessions = async_sessionmaker(engine, expire_on_commit=False)
+        sessions = async_sessionmaker(engine, expire_on_commit=False)
         try:
             async with sessions.begin() as session:  # the row to lock, if no worker has made it before
                 await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
             async with payments(app), anyio.create_task_group() as tasks:
-                tasks.start_soon(keep_books, app.state.mobilemoney.client, sessions, book)
+                backend: Backend = app.state.mobilemoney
+                app.state.shop = Shop(sessions, store, backend)
+                tasks.start_soon(keep_books, backend.client, sessions, book)
                 yield
                 tasks.cancel_scope.cancel()  # what is not committed is rolled back
         finally:

@@ -74,7 +74,7 @@ def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyP
     ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert rows(url, "SELECT state FROM orders") == [("paid",)]
-    assert re.search(r"^12 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^14 passed", ran.stdout, re.MULTILINE), ran.stdout
 
 
 def test_the_tests_of_the_shop_empty_no_other_database(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,8 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
     assert [*made.values()] == [1] * (len(CUSTOMERS) + 6)
     paid = {each.phone_number for each in sandbox.transactions.values() if each.status == "SUCCESS"}
     assert sandbox.ledger.collected == Decimal(6_500) * len(paid)
-    assert rows(url, "SELECT phone_number FROM orders WHERE state = 'paid' ORDER BY id") == [
+    assert rows(url, "SELECT phone_number FROM orders WHERE state = 'paid' ORDER BY phone_number") == [
         (number,) for number in sorted(paid)
     ]
-    shipped = "SELECT phone_number FROM shipments JOIN orders ON id = order_id ORDER BY id"
+    shipped = "SELECT phone_number FROM shipments JOIN orders ON id = order_id ORDER BY phone_number"
     assert rows(url, shipped) == [(number,) for number in sorted(paid)]

@@ -1,12 +1,13 @@
-"""Alembic beside the library: it makes and changes the shop's tables, and leaves the library's alone."""
+"""Alembic beside the library: it makes and changes the tables of `models`, and leaves all others alone."""
 
 import sqlalchemy as sa
 from alembic import context
-from models import URL, Base
+from models import Base
+from wiring import URL
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    return not (kind == "table" and (name or "").startswith("mobilemoney_"))
+    return kind != "table" or name in Base.metadata.tables
 
 
 with sa.create_engine(URL, poolclass=sa.pool.NullPool).connect() as connection:
