@@ -239,6 +239,12 @@ def command_lines() -> Iterator[tuple[Path, str]]:
             yield page, " ".join(command.split())
 
 
+def folder(page: Path) -> Path:
+    """Return the folder in which a page's scripts are run: the checkout, or the example of which it makes a copy."""
+    copied = re.search(r"^cp -r (\S+) ", page.read_text("utf-8"), re.MULTILINE)
+    return ROOT if copied is None else ROOT / copied[1]
+
+
 def unknown_part(words: list[str]) -> str | None:
     """Return the first word of a command line of ours that the program does not know, or None."""
     command: Any = typer.main.get_command(app)
@@ -270,7 +276,7 @@ def test_every_command_in_the_docs_exists() -> None:
         match words:
             case ["mobilemoney", *rest] if (unknown := unknown_part(rest)) is not None:
                 wrong.append((page.name, line, unknown))
-            case ["python", script, *_] if not script.startswith("-") and not (ROOT / script).exists():
+            case ["python", script, *_] if not script.startswith("-") and not (folder(page) / script).exists():
                 wrong.append((page.name, line, script))
             case ["nox", "-s", session, *_] if session.partition("-")[0] not in sessions and session not in sessions:
                 wrong.append((page.name, line, session))

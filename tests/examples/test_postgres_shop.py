@@ -1,9 +1,12 @@
 """The shop of examples/postgres_shop, as its user runs it: alembic, PostgreSQL, three workers of uvicorn, its tests."""
 
+import ast
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from tests.support.shops import EXAMPLES
 from tests.support.warm import run_pytest_alone
 
 FOLDER = EXAMPLES / "postgres_shop"
+PAGE = EXAMPLES.parent / "docs" / "postgres-shop.md"
 CUSTOMERS = [f"0681 234 {number:03d}" for number in range(24)] + ["0780 000 039", "0780 000 203"]
 SERVE = (
     sys.executable,
@@ -163,3 +167,47 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
     ]
     shipped = "SELECT phone_number FROM shipments JOIN orders ON id = order_id ORDER BY phone_number"
     assert rows(url, shipped) == [(number,) for number in sorted(paid)]
+
+
+def shop_of_the_docs(copy: Path) -> None:
+    """Copy the example, and replace in it what docs/postgres-shop.md replaces: definitions of the same names."""
+    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__", "pgdata", ".venv"))
+    (block,) = re.findall(
+        r"<!-- not run alone: replaces [^\n]*\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    for part in re.split(r"^# (?=\w+\.py:)", block, flags=re.MULTILINE)[1:]:
+        heading, _, new = part.partition("\n")
+        file = copy / heading.partition(":")[0]
+        text = file.read_text("utf-8")
+        for node in ast.parse(new).body:
+            (old,) = [each for each in ast.parse(text).body if name_of(each) == name_of(node)]
+            before, after = ast.get_source_segment(text, old), ast.get_source_segment(new, node)
+            assert before is not None and after is not None
+            text = text.replace(before, after)
+        file.write_text(text, "utf-8")
+
+
+def name_of(node: ast.stmt) -> str | None:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.ImportFrom(module=str(name)):
+            return name
+    return None
+
+
+def test_the_shop_that_the_docs_make_of_it_passes_its_tests(
+    server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another catalogue, and a table of orders with columns of its own: nothing else has to change."""
+    copy = tmp_path / "shop"
+    shop_of_the_docs(copy)
+    monkeypatch.setenv("DATABASE_URL", new_database(server))
+    (copy / "migrations/versions/0001_shop.py").unlink()
+    alembic = (sys.executable, "-m", "alembic", "-c", str(copy / "alembic.ini"))
+    for command in (("revision", "--autogenerate", "-m", "shop"), ("upgrade", "head")):
+        subprocess.run([*alembic, *command], cwd=copy, check=True, capture_output=True, timeout=PATIENCE)
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
+    ran = run_pytest_alone(copy, *plugins, "-q", "-k", "shipped_once or tables_are_those or by_the_next_click")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^6 passed", ran.stdout, re.MULTILINE), ran.stdout
