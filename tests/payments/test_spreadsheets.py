@@ -23,7 +23,9 @@ _CONTENT = "application/vnd.openxmlformats-officedocument.spreadsheetml"
 
 
 def cell(place: str, value: object) -> str:
-    """Return a cell: a text as one, everything else as the number or the error that it shows."""
+    """Return a cell: a text as one, a formula as one that was never computed, and the number or error that it shows."""
+    if isinstance(value, str) and value.startswith("="):
+        return f'<c r="{place}"><f>{value[1:]}</f><v/></c>'
     if isinstance(value, str) and not value.startswith("#"):
         return f'<c r="{place}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
     kind = ' t="e"' if isinstance(value, str) else ""
@@ -123,10 +125,11 @@ def test_a_phone_number_may_be_a_number() -> None:
         (xlsx({1: HEADER}, {1: HEADER}), "several sheets"),
         (xlsx({}), "line 1 must be the header"),
         (xlsx({1: HEADER, 2: (NUMBER, 1000, "#N/A")}), "shows an error"),
+        (xlsx({1: HEADER, 2: (NUMBER, 1000, "=A1")}), "a formula without its value: open the file in a spreadsheet"),
         (xlsx({1: HEADER, 2: (NUMBER, 1000, "Asha", "more")}), "another number of values"),
         (xlsx({1: HEADER, 3: ("0681", 1000)}), "line 3: "),
     ],
-    ids=["damaged", "two sheets", "empty", "an error", "a cell too many", "a wrong row"],
+    ids=["damaged", "two sheets", "empty", "an error", "a formula", "a cell too many", "a wrong row"],
 )
 def test_a_file_that_is_not_clear_is_refused_whole(content: bytes, said: str) -> None:
     """Nothing is guessed, and nothing recorded; the row is that of the sheet."""

@@ -20,7 +20,16 @@ SIGNATURE = b"PK\x03\x04"
 
 # Bytes that its parts may have, once they are unpacked.
 _MOST_UNPACKED = 200_000_000
-_ERROR_CELL = re.compile(rb"<(?:\w+:)?c\b[^>]*\bt=[\"']e[\"']")
+# The reader shows these cells as empty ones: a key would be left out.
+_ODD_CELLS = {
+    "a cell shows an error, such as #N/A: correct it": re.compile(rb"<(?:\w+:)?c\b[^>]*\bt=[\"']e[\"']"),
+    "a cell has a formula without its value: open the file in a spreadsheet program, and save it": re.compile(
+        # A value that is an empty text has the type str.
+        rb"<(?:\w+:)?c\b(?![^>]*\bt=[\"']str[\"'])[^>]*>\s*"
+        rb"<(?:\w+:)?f\b(?:[^>]*/>|[^>]*>[^<]*</(?:\w+:)?f>)\s*"
+        rb"(?:<(?:\w+:)?v\s*/>\s*|<(?:\w+:)?v>\s*</(?:\w+:)?v>\s*)?</(?:\w+:)?c>"
+    ),
+}
 
 
 class OddCell(str):  # noqa: SLOT000 (it has a place)
@@ -60,9 +69,10 @@ def _check_parts(content: bytes) -> None:
         if sum(each.file_size for each in parts.infolist()) > _MOST_UNPACKED:
             raise InvalidRequest("the file is too large: divide it", argument="rows")
         for each in parts.infolist():
-            # The reader shows an error as an empty cell: a key would be left out.
-            if each.filename.startswith("xl/worksheets/") and _ERROR_CELL.search(parts.read(each)):
-                raise InvalidRequest("a cell shows an error, such as #N/A: correct it", argument="rows")
+            sheet = parts.read(each) if each.filename.startswith("xl/worksheets/") else b""
+            for said, odd in _ODD_CELLS.items():
+                if odd.search(sheet):
+                    raise InvalidRequest(said, argument="rows")
 
 
 def _text(cell: float | str | bool | date | datetime | time | timedelta, row: int, column: int) -> str:
