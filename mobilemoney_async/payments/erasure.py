@@ -15,6 +15,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import attrs
@@ -72,13 +73,18 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
     return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
 
 
-def erase_account(journal: Journal, at: datetime) -> Erasure:
+def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) -> Erasure:
     """Erase all numbers, names and notes of an account, its logins, and the key of its digests; remove it.
 
     Raises:
-        StoreError: A payment of it is open, or a batch waits for approval; the error names them.
+        StoreError: A payment of it is open, or a batch waits for approval; the error names them. Or the store has
+            nothing of it: the name may be misspelt, and another merchant's to come.
     """
     run, here = journal.execute, accounts.c.account == journal.account
+    known = (sa.exists().where(table.c.account == journal.account) for table in (accounts, payments, batches))
+    if not (is_repeated or run(sa.select(sa.or_(*known))).scalar_one()):
+        said = f"the store has nothing of account {journal.account!r}: nothing was erased"
+        raise StoreError(said, outcome="not_sent")
     journal.lock_account()
     key = ensure_number_key(journal.connection, journal.account)  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
@@ -90,18 +96,20 @@ def erase_account(journal: Journal, at: datetime) -> Erasure:
     return _note(journal, WHOLE_ACCOUNT, rows, at)
 
 
-def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> list[Erasure]:
-    """Repeat the erasures of a list, as after a backup was restored.
-
-    Raises:
-        StoreError: As of `erase_number`; nothing is erased then.
-    """
-    wanted = set(digests)
-    if WHOLE_ACCOUNT in wanted:
-        return [erase_account(journal, at)]
-    key = journal.lock_account().number_key
-    found = [] if key is None else [number for number in _numbers(journal) if digest(key, number) in wanted]
-    return [erase_number(journal, number, at) for number in found]
+def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> tuple[list[Erasure], list[StoreError]]:
+    """Repeat the erasures of a list, as after a backup was restored; return them, and why others were refused."""
+    wanted, done, refused = set(digests), list[Erasure](), list[StoreError]()
+    works = [partial(erase_account, journal, at, is_repeated=True)]
+    if WHOLE_ACCOUNT not in wanted:
+        key = journal.lock_account().number_key
+        found = [] if key is None else [number for number in _numbers(journal) if digest(key, number) in wanted]
+        works = [partial(erase_number, journal, number, at) for number in found]
+    for work in works:
+        try:
+            done.append(work())
+        except StoreError as exc:  # before anything of it was changed
+            refused.append(exc)
+    return done, refused
 
 
 def list_erasures(connection: sa.Connection, account: str | None = None) -> list[Erasure]:

@@ -14,7 +14,7 @@ import attrs
 
 from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.database.encryption import TokenCipher
-from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.values import (
     Secret,
     conceal,
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.records.account_status import Erasure
     from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.records.record import PaymentRecord
+
+# Refusals that one error quotes.
+_MOST_TOLD = 20
 
 
 class SQLStore:
@@ -239,7 +242,7 @@ class SQLStore:
         Raises:
             InvalidRequest: The name is invalid.
             StoreError: A payment of it is open or unknown, or a batch waits for approval: the error names them, and
-                nothing was erased. Or the database failed.
+                nothing was erased. Or the store has nothing of the account, or the database failed.
         """
         from mobilemoney_async.payments.erasure import erase_account
 
@@ -265,7 +268,7 @@ class SQLStore:
             Those that found something to erase, for each account in one transaction.
 
         Raises:
-            StoreError: As of `erase`, for the first account with an open payment; those before it are done.
+            StoreError: Some were refused, as of `erase`; the error names their payments, and all others are done.
         """
         from mobilemoney_async.payments.erasure import repeat
 
@@ -273,8 +276,14 @@ class SQLStore:
         for each in erasures:
             by_account.setdefault(each.account, []).append(each.digest)
         done: list[Erasure] = []
+        refused: list[StoreError] = []
         for account, digests in by_account.items():
-            done += await self.for_account(account)._parts.decide(partial(repeat, digests=digests))
+            repeated = await self.for_account(account)._parts.decide(partial(repeat, digests=digests))
+            done, refused = done + repeated[0], refused + repeated[1]
+        if refused:
+            said = f"{len(done)} erasures were repeated, {len(refused)} refused: "
+            said += "; ".join(map(str, refused[:_MOST_TOLD]))
+            raise StoreError(f"{said}; end these payments or decide them, then repeat the list", outcome="not_sent")
         return done
 
     def close(self) -> None:

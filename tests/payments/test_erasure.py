@@ -262,6 +262,40 @@ async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path:
     restored.close()
 
 
+async def test_an_open_payment_keeps_no_other_erasure_from_being_repeated(sqlite_file_url: str, tmp_path: Any) -> None:
+    """Neither of its account, nor of those after it; the error names it, and the list may be repeated again."""
+    backup = f"sqlite:///{tmp_path}/backup.db"
+    engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
+    async with shop(sqlite_file_url) as (client, store, _), shop(sqlite_file_url, "shop-2") as (neighbour, _, _):
+        await pay(neighbour)
+        await pay(client)
+        await settle(neighbour)
+        await settle(client)
+        await pay(client, OTHER, "order-2")
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"VACUUM INTO '{tmp_path}/backup.db'"))
+        await settle(client)
+        for number in (NUMBER, OTHER):
+            await store.erase(phone_number=number)
+        await store.erase_account("shop-2")
+        kept = await store.erasures()
+    restored = SQLStore(backup)
+    said = "2 erasures were repeated, 1 refused: payments 'order-2' of account 'shop-1' are open"
+    with pytest.raises(StoreError, match=said):
+        await restored.repeat_erasures(kept)
+    assert NUMBER[1:] not in everything(backup) and OTHER[1:] in everything(backup)
+    restored.close()
+
+
+async def test_an_account_that_the_store_does_not_know_is_not_erased(store_url: str) -> None:
+    """Its name may be misspelt: nothing is written, and a merchant of that name may come."""
+    async with shop(store_url) as (_, store, _):
+        with pytest.raises(StoreError, match="the store has nothing of account 'shop-2': nothing was erased"):
+            await store.erase_account("shop-2")
+    async with shop(store_url, "shop-2") as (client, _, _):
+        await pay(client)
+
+
 async def test_a_number_that_is_not_there_is_said(store_url: str) -> None:
     """An operator who mistypes does not believe that it is done."""
     async with shop(store_url) as (client, store, _):
