@@ -168,6 +168,8 @@ async def test_a_forgotten_payment_that_became_a_candidate_is_forgotten_all_the_
     async with world.client(on_event=events.append) as client:
         await world.reconcile(client, 0.0, GRACE, GRACE)
         assert (await world.get(client, "order-1")).candidates == (two,)
+        said = await world.attempt(client, order("disbursements", "another", 202))
+        assert isinstance(said, StoreError) and f"what transaction {two} is: decide by" in str(said)
         await world.pay(client, [order("collections", "new", 200)])  # its row shows the clock
         await world.reconcile(client, GRACE, GRACE)
         await world.attempt(client, order(kind, "another", 201))

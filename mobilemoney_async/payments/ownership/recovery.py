@@ -42,7 +42,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     must_compare,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
@@ -71,7 +71,10 @@ _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
-_NO_CLOCK = "nothing shows the service's clock"
+_NO_CLOCK = (
+    "the service's clock is not known, and no machine can tell what transaction {} is: decide by mobilemoney payments "
+    "identify, recover or explain"
+)
 # Where nothing shows it, rows of a day before and after are in question.
 _ANY_CLOCK = Skew(low=-_DAY, high=_DAY)
 
@@ -285,7 +288,7 @@ class Recovery:
         comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
         if comparison.rows and skew == _ANY_CLOCK:
             self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
-            return _NO_CLOCK
+            return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about)
         self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs:
