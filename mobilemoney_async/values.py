@@ -287,7 +287,7 @@ def tanzanian(phone_number: str) -> str:
 
             compact = HiddenText("".join(each for each in compact if category(each) != "Cf"))
         if found := _TANZANIAN.fullmatch(compact):
-            return f"+255{found[1]}"
+            return PhoneNumber(f"+255{found[1]}")
         shown, advice = mask_phone_number(compact), number_advice(compact)
     error = refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown, advice)
     error.local_numbers = True

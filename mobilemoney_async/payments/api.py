@@ -115,6 +115,7 @@ class PaymentBook:
         Raises:
             InvalidRequest: An argument has a wrong type or value.
         """
+        phone_number = hide_text(phone_number)
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise refuse("since", "an aware datetime", builtins.type(since))
         # No database has more rows, and none takes a larger number.

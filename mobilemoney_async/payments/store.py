@@ -224,10 +224,10 @@ class SQLStore:
             StoreError: A payment of it is open or unknown, or a batch with it waits for approval: the error names them,
                 and nothing was erased. Or the account has no payment of it, or the database failed.
         """
+        phone_number = hide(phone_number)
         from mobilemoney_async.payments.erasure import erase_number
 
-        number = normalise_phone_number(hide(phone_number))
-        del phone_number
+        number = normalise_phone_number(phone_number)
         return await self._parts.decide(lambda journal, at: erase_number(journal, number, at))
 
     async def erase_account(self, account: str) -> Erasure:

@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import traceback
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -189,3 +190,27 @@ def test_columns_may_have_names_of_your_own(rows: Any) -> None:
 def test_wrong_names_of_columns_are_refused(columns: Any, said: str) -> None:
     """A column that you have named must be there: a key that is missed would be another payment."""
     assert said in refused(f"Namba;Kiasi\n{NUMBER};1000\n", columns=columns)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        f"phone_number,amount,other\n{NUMBER},15 000,{NUMBER}\n",
+        f"phone_number,amount,other\n{NUMBER},1.5,{NUMBER}\n".encode(),
+        f'phone_number,amount\n{NUMBER},1\n"{NUMBER},1\n',
+        xlsx({1: HEADER, 2: (int(NUMBER), 1.5, NUMBER)}),
+        [{"phone_number": NUMBER, "amount": "1.5", "other": NUMBER}],
+        [{"phone_number": NUMBER, "amount": 1, "Namba": NUMBER}],
+    ],
+    ids=["CSV", "bytes", "no CSV", ".xlsx", "mappings", "a column twice"],
+)
+def test_no_frame_of_ours_shows_a_number_of_a_file(rows: Any) -> None:
+    """Crash reporters send the locals of each frame."""
+    with pytest.raises(InvalidRequest) as caught:
+        read_rows(rows, columns={"phone_number": "Namba"} if isinstance(rows, list) and "Namba" in rows[0] else None)
+    error: BaseException | None = caught.value
+    while error is not None:
+        frames = traceback.TracebackException.from_exception(error, capture_locals=True).stack
+        ours = [frame for frame in frames if "/mobilemoney_async/" in frame.filename]
+        assert [frame.name for frame in ours if "681234567" in str(frame.locals)] == []
+        error = error.__context__

@@ -14,6 +14,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
+from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import batches
@@ -89,8 +90,10 @@ class Payouts:
         Raises:
             InvalidRequest: An argument is invalid, or rows are: it names their lines. Or the extra is missing.
         """
+        hidden = Fields(rows)
+        del rows
         title, proposer = require_name("name", name), read_person(by)
-        read = read_rows(rows, local_numbers=local_numbers, columns=columns)
+        read = read_rows(hidden, local_numbers=local_numbers, columns=columns)
 
         def record(journal: Journal, now: datetime) -> PayoutBatch:
             # Under the account's secret key: a digest of numbers alone would show them to who tries all.

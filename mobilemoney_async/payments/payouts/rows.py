@@ -14,13 +14,16 @@ from typing import Any, BinaryIO, TextIO, TypeAlias
 
 import attrs
 
+from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, OddCell, read_sheet
 from mobilemoney_async.values import (
+    HiddenText,
     can_encode,
     csv_cell,
+    hide_text,
     normalise_amount,
     normalise_phone_number,
     number_advice,
@@ -71,17 +74,27 @@ class PayoutRow:
     info: Mapping[str, str] = attrs.field(repr=False)
 
 
-def read_rows(rows: Rows, *, local_numbers: bool = False, columns: Mapping[str, str] | None = None) -> list[PayoutRow]:
+class _Row(dict[Any, Any]):
+    """Cells by the names of their columns, which a traceback with locals does not show."""
+
+    def __repr__(self) -> str:
+        return f"<row of {len(self)} cells>"
+
+
+def read_rows(
+    rows: Rows | Fields, *, local_numbers: bool = False, columns: Mapping[str, str] | None = None
+) -> list[PayoutRow]:
     """Return all rows, or raise one error with all problems.
 
     Args:
-        rows: The rows.
+        rows: The rows, or `Fields` of them: the files and mappings of a merchant are full of numbers.
         local_numbers: Whether numbers may be written without their country code, by `values.tanzanian`.
         columns: The file's names of the columns phone_number, amount and key, where they are others.
 
     Raises:
         InvalidRequest: There are none, or too many, or a row is wrong. It names the lines.
     """
+    rows = Fields.of(rows)
     names = _check_columns({} if columns is None else columns)
     found: list[PayoutRow] = []
     problems: dict[str, list[int]] = {}
@@ -169,10 +182,10 @@ def _check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
     return names
 
 
-def _numbered(rows: Rows, columns: Mapping[str, str]) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+def _numbered(rows: Fields, columns: Mapping[str, str]) -> Iterator[tuple[int, Mapping[Any, Any]]]:
     """Yield rows with their lines. One of a file with another number of cells than the header has a value of None."""
     content = _read_content(rows)
-    if isinstance(content, bytes):
+    if isinstance(content, Content):
         try:
             sheet = list(read_sheet(content))
         except InvalidRequest as exc:
@@ -182,44 +195,57 @@ def _numbered(rows: Rows, columns: Mapping[str, str]) -> Iterator[tuple[int, Map
     if content is not None:
         yield from _read_csv(content, columns)
         return
-    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
-        raise refuse("rows", "the text or an open file of a CSV, or an iterable of mappings", rows)
-    checked: Iterable[Any] = rows
-    for number, row in enumerate(checked, 1):
-        yield number, _rename(number, row, columns) if isinstance(row, Mapping) and columns else row
+    if not isinstance(rows.reveal(), Iterable) or isinstance(rows.reveal(), Mapping):
+        raise refuse("rows", "the text or an open file of a CSV, or an iterable of mappings", type(rows.reveal()))
+    for number, row in enumerate(map(_hide_row, rows.reveal()), 1):
+        yield number, _rename(number, row, columns) if isinstance(row, _Row) and columns else row
 
 
-def _rename(number: int, row: Mapping[Any, Any], columns: Mapping[str, str]) -> Mapping[Any, Any]:
-    named = {columns.get(name, name): value for name, value in row.items()}
+def _hide_row(row: object) -> Any:
+    return _Row((name, hide_text(value)) for name, value in row.items()) if isinstance(row, Mapping) else type(row)
+
+
+def _rename(number: int, row: _Row, columns: Mapping[str, str]) -> _Row:
+    named = _Row((columns.get(name, name), value) for name, value in row.items())
     if len(named) < len(row):
         raise _wrong(f"row {number}: a column is there twice, under the file's name and under ours")
     return named
 
 
-def _read_content(rows: Any) -> str | bytes | None:
+def _is_path(rows: object) -> bool:
+    return isinstance(rows, os.PathLike) or (isinstance(rows, str) and rows.endswith(".xlsx") and "\n" not in rows)
+
+
+def _hide_content(content: object) -> HiddenText | Content | None:
+    if isinstance(content, bytes | bytearray):
+        return Content(content)
+    return HiddenText(content) if isinstance(content, str) else None
+
+
+def _read_content(rows: Fields) -> HiddenText | Content | None:
     """Return the text of a CSV, the bytes of an .xlsx, or None if the rows are neither."""
     try:
-        if isinstance(rows, os.PathLike) or (isinstance(rows, str) and rows.endswith(".xlsx") and "\n" not in rows):
-            with open(rows, "rb") as file:
-                text: Any = file.read(MOST_TEXT + 1)
+        if _is_path(rows.reveal()):
+            with open(rows.reveal(), "rb") as file:
+                text = _hide_content(file.read(MOST_TEXT + 1))
         else:
-            text = rows.read(MOST_TEXT + 1) if hasattr(rows, "read") else rows
+            is_file = hasattr(rows.reveal(), "read")
+            text = _hide_content(rows.reveal().read(MOST_TEXT + 1) if is_file else rows.reveal())
         # Before it is decoded: a text that was cut at so many bytes may have fewer characters.
-        if isinstance(text, str | bytes | bytearray) and len(text) > MOST_TEXT:
+        if text is not None and len(text) > MOST_TEXT:
             raise _wrong(f"the file has more than {MOST_TEXT:,} characters: divide it")
-        if isinstance(text, bytes | bytearray):
-            text = bytes(text)
-            text = text if text.startswith(SIGNATURE) else text.decode("utf-8")
+        if isinstance(text, bytes) and not text.startswith(SIGNATURE):
+            text = HiddenText(text.decode("utf-8"))
     except UnicodeDecodeError:
         raise _wrong("the file is not UTF-8 text: save it as CSV in UTF-8, or as .xlsx") from None
     except OSError as exc:
         raise _wrong(f"the file cannot be read: {exc.strerror}") from None
-    return text if isinstance(text, str | bytes) else None
+    return text
 
 
 def _read_csv(text: str, columns: Mapping[str, str]) -> Iterator[tuple[int, Mapping[Any, Any]]]:
     """Yield the rows of a CSV that are not blank. Spreadsheets may separate by semicolons or tabs."""
-    text = text.removeprefix("\ufeff")
+    text = HiddenText(text.removeprefix("\ufeff"))
     delimiter = max(",;\t", key=lambda each: _fit_header(text, each, columns))
     yield from _read_table(_csv_rows(text, delimiter), columns, is_by_comma=delimiter == ",")
 
@@ -228,11 +254,15 @@ def _csv_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     reader = _csv_reader(text, delimiter)
     line = 1
     try:
-        for row in reader:
-            yield line, [cell.strip() for cell in row]
+        for cells in map(_hide_cells, reader):
+            yield line, cells
             line = reader.line_num + 1
     except csv.Error as exc:
         raise _wrong(f"line {line}: {exc}") from None
+
+
+def _hide_cells(cells: Iterable[str]) -> list[str]:
+    return [HiddenText(cell.strip()) for cell in cells]
 
 
 def _read_table(
@@ -249,9 +279,9 @@ def _read_table(
         _read_header(1, names, columns)
 
 
-def _named(names: Sequence[str], cells: Sequence[str], *, is_by_comma: bool) -> dict[Any, Any]:
+def _named(names: Sequence[str], cells: Sequence[str], *, is_by_comma: bool) -> _Row:
     """Return a row by the names of its columns, with a mark if it does not fit the header."""
-    row: dict[Any, Any] = dict(zip(names, cells, strict=False))
+    row = _Row(zip(names, cells, strict=False))
     extra = cells[len(names) :]
     has_blank_end = bool(names) and not names[-1]
     nameless = [cell for name, cell in zip(names, cells, strict=False) if not name]
@@ -269,10 +299,10 @@ def _csv_reader(text: str, delimiter: str) -> Any:
 def _fit_header(text: str, delimiter: str, columns: Mapping[str, str]) -> tuple[int, int]:
     """Return how well a delimiter divides the first line that is not blank: the needed columns, then all cells."""
     try:
-        cells: list[str] = next((row for row in _csv_reader(text, delimiter) if any(map(str.strip, row))), [])
+        cells = next((cells for cells in map(_hide_cells, _csv_reader(text, delimiter)) if any(cells)), [])
     except csv.Error:
         return 0, 0
-    return len({columns.get(cell.strip(), cell.strip()) for cell in cells}.intersection(_NEEDED)), len(cells)
+    return len({columns.get(cell, cell) for cell in cells}.intersection(_NEEDED)), len(cells)
 
 
 def _may_be_divided(names: Sequence[str], cells: Sequence[str]) -> bool:
@@ -339,7 +369,7 @@ def _read_key(row: Mapping[Any, Any]) -> str | None:
     if isinstance(plain, str) and plain != key and csv_cell(plain) == key:  # another key would pay again
         problem = "key may have got an apostrophe from the report: write it as it was, without the report's columns"
         raise InvalidRequest(problem, argument="key")
-    return require_key("key", key)
+    return str(require_key("key", key))  # plain, for errors that name it
 
 
 def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
@@ -347,7 +377,7 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     known = {"key", *_NEEDED, *(_OF_REPORT if _is_report(row) else ())}
     others = [(name, value) for name, value in row.items() if name and name not in known]
     try:
-        info = {str(name): "" if value is None else str(value) for name, value in others}
+        info = _Row((str(name), HiddenText("" if value is None else value)) for name, value in others)
     except ValueError:  # an int of more digits than Python writes
         raise InvalidRequest("has a value that is too large for a text", argument="rows") from None
     taken = [name for name in _OF_REPORT if name in info]

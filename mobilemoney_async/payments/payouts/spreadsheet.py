@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import import_advice
+from mobilemoney_async.values import HiddenText, import_advice
 
 SIGNATURE = b"PK\x03\x04"
 """First bytes of the file."""
@@ -32,7 +32,7 @@ _ODD_CELLS = {
 }
 
 
-class OddCell(str):  # noqa: SLOT000 (it has a place)
+class OddCell(HiddenText):
     """Text of a cell that is no text and no number with exact digits; `place` is its name, such as C7."""
 
     place: str
@@ -77,9 +77,9 @@ def _check_parts(content: bytes) -> None:
 
 def _text(cell: float | str | bool | date | datetime | time | timedelta, row: int, column: int) -> str:
     if isinstance(cell, str):
-        return cell.strip()
+        return HiddenText(cell.strip())
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
-        return str(int(cell))
+        return HiddenText(int(cell))
     odd = OddCell(cell.isoformat() if isinstance(cell, date | time) else cell)
     letters = ""
     while column:
