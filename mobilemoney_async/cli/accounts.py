@@ -254,7 +254,10 @@ def list_erasures(*, as_json: AsJSON = False, service: Service) -> None:
 
 def _read_erasures(file: Path) -> list[Erasure]:
     try:
-        return [Erasure.from_dict(each) for each in json.loads(file.read_text("utf-8"))]
+        listed = json.loads(file.read_text("utf-8"))
+        if not isinstance(listed, list):
+            raise TypeError
+        return [Erasure.from_dict(each) for each in listed]
     except (ValueError, TypeError) as exc:
         raise WrongUsage(f"{file} is no list of `mobilemoney accounts erasures --json`") from exc
 

@@ -268,12 +268,17 @@ class SQLStore:
             Those that found something to erase, for each account in one transaction.
 
         Raises:
+            InvalidRequest: They are something else; nothing was erased.
             StoreError: Some were refused, as of `erase`; the error names their payments, and all others are done.
         """
         from mobilemoney_async.payments.erasure import repeat
+        from mobilemoney_async.payments.records.account_status import Erasure
 
+        listed = list(erasures) if isinstance(erasures, Iterable) else [erasures]
+        if not all(isinstance(each, Erasure) for each in listed):
+            raise refuse("erasures", "those that store.erasures() has returned", type(erasures))
         by_account: dict[str, list[str]] = {}
-        for each in erasures:
+        for each in listed:
             by_account.setdefault(each.account, []).append(each.digest)
         done: list[Erasure] = []
         refused: list[StoreError] = []

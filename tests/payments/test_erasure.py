@@ -287,6 +287,14 @@ async def test_an_open_payment_keeps_no_other_erasure_from_being_repeated(sqlite
     restored.close()
 
 
+@pytest.mark.parametrize("listed", [None, "text", [{"account": "shop-1"}]])
+async def test_what_is_no_list_of_erasures_is_refused(sqlite_file_url: str, listed: Any) -> None:
+    """By the name of the argument."""
+    async with shop(sqlite_file_url) as (_, store, _):
+        with pytest.raises(InvalidRequest, match=r"erasures must be those that store\.erasures"):
+            await store.repeat_erasures(listed)
+
+
 async def test_an_account_that_the_store_does_not_know_is_not_erased(store_url: str) -> None:
     """Its name may be misspelt: nothing is written, and a merchant of that name may come."""
     async with shop(store_url) as (_, store, _):
