@@ -308,7 +308,7 @@ class PaymentBook:
         if state not in (OPEN, EXPLAINED, CLAIMED, None):
             raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None", state)
         now = self._utcnow()
-        return await self._store.read(lambda journal: find_unclaimed(journal.connection, journal.account, state, now))
+        return await self._store.read(lambda journal: find_unclaimed(journal, state, now))
 
     async def explain(self, transaction_id: str, *, note: str, by: str | None = None) -> UnclaimedTransaction:
         """Say, after someone has looked, what a transaction is that is no payment of this store. It stops no payment.
@@ -334,7 +334,7 @@ class PaymentBook:
         def say(journal: Journal, now: datetime) -> UnclaimedTransaction | None:
             keeps = journal.keep_final_state(name, note=text, at=now)
             look_again(journal, name, at=now)
-            return explain(journal.connection, journal.account, name, note=text, by=who, at=now, owned=keeps)
+            return explain(journal, name, note=text, by=who, at=now, owned=keeps)
 
         said = await self._store.decide(say, self._utcnow)
         if said is None:

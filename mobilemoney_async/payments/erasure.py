@@ -45,8 +45,7 @@ from mobilemoney_async.payments.records.account_status import AccountState, Eras
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState, Source
-from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA
-from mobilemoney_async.payments.records.unmatched import digest, ensure_number_key
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)
@@ -68,7 +67,7 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
             f"account {journal.account!r} has no payment of this number: nothing was erased", outcome="not_sent"
         )
     journal.lock_account()
-    key = ensure_number_key(journal.connection, journal.account)
+    key = journal.ensure_number_key()
     _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
     return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
 
@@ -80,19 +79,18 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
         StoreError: A payment of it is open, or a batch waits for approval; the error names them. Or the store has
             nothing of it: the name may be misspelt, and another merchant's to come.
     """
-    run, here = journal.execute, accounts.c.account == journal.account
     known = (sa.exists().where(table.c.account == journal.account) for table in (accounts, payments, batches))
-    if not (is_repeated or run(sa.select(sa.or_(*known))).scalar_one()):
+    if not (is_repeated or journal.execute(sa.select(sa.or_(*known))).scalar_one()):
         said = f"the store has nothing of account {journal.account!r}: nothing was erased"
         raise StoreError(said, outcome="not_sent")
     journal.lock_account()
-    key = ensure_number_key(journal.connection, journal.account)  # one that has sent nothing has none yet
+    key = journal.ensure_number_key()  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
     for table in (logins, subscriptions):
-        rows[table.name] = run(table.delete().where(table.c.account == journal.account)).rowcount
+        rows[table.name] = journal.execute(table.delete().where(table.c.account == journal.account)).rowcount
     values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None, "paused": None}
-    run(accounts.update().where(here).values(state=str(AccountState.REMOVED), state_at=at, **values))
+    journal.change_account(state=str(AccountState.REMOVED), state_at=at, **values)
     return _note(journal, WHOLE_ACCOUNT, rows, at)
 
 
@@ -215,6 +213,5 @@ def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Eras
     """List an erasure; one that is repeated shows its last time."""
     here = (erasures.c.account == journal.account, erasures.c.digest == name)
     if not journal.execute(erasures.update().where(*here).values(at=at)).rowcount:
-        values = {"account": journal.account, "digest": name, "at": at}
-        journal.execute(erasures.insert().values(values))
+        journal.insert(erasures, digest=name, at=at)
     return Erasure(account=journal.account, digest=name, at=at, rows=dict(+rows))

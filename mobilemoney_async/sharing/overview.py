@@ -190,7 +190,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending = _count(journal, sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now))
     pending, unknown = _count(journal, _IS_PENDING), sum(_count(journal, each) for each in needing_someone(now))
-    unclaimed = find_unclaimed(journal.connection, journal.account, OPEN, now)
+    unclaimed = find_unclaimed(journal, OPEN, now)
     return Overview(
         at=now,
         grace=grace,
@@ -262,7 +262,7 @@ def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> l
 def _today(journal: Journal, since: datetime) -> list[DayTotal]:
     kind, run = (_columns.type, _columns.state, _columns.status), journal.execute
     rows = run(
-        sa.select(*kind, sa.func.count().label("number"), *_sums(journal.connection.dialect.name))
+        sa.select(*kind, sa.func.count().label("number"), *_sums(journal.dialect))
         .where(_columns.account == journal.account, _columns.created_at >= since)
         .group_by(*kind)
     )

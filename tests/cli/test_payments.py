@@ -415,7 +415,7 @@ class TestReconcile:
             order = PaymentRequest(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
             await account_store(SQLStore(url)).write(
                 lambda journal: begin_payment(
-                    journal, DuplicateGuard("default"), order, expected=None, sent_at=datetime.now(UTC), lives=60
+                    journal, DuplicateGuard(), order, expected=None, sent_at=datetime.now(UTC), lives=60
                 )
             )
 

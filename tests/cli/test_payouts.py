@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async.cli import payouts
-from mobilemoney_async.payments.records.unmatched import digest, number_key
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.tables import insert_line
 from tests.support.commands import Command, run, started
@@ -287,7 +288,7 @@ def test_what_stops_a_line_is_said_while_the_command_waits(shop: Path) -> None:
     batch = propose()
     run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
     with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}", poolclass=sa.pool.NullPool).begin() as connection:
-        key = number_key(connection, "default")
+        key = Journal(connection, "default").number_key()
         of = {"type": "disbursement", "amount": "850000", "number_digest": digest(key, "+255780000789")}
         insert_line(connection, is_lost=True, **of)
     with _sending(batch) as sending:

@@ -92,9 +92,7 @@ def take_step(journal: Journal, key: str) -> None:
         return
     if record.state is PaymentState.QUEUED:
         request, _ = read_order(**order(key), extra=None, not_before=None, not_after=None, priority=0, now=now)
-        begin_payment(
-            journal, DuplicateGuard(journal.account), request, expected=record.attempt, sent_at=now, lives=60.0
-        )
+        begin_payment(journal, DuplicateGuard(), request, expected=record.attempt, sent_at=now, lives=60.0)
     elif record.state is PaymentState.SENDING:
         body = samples.acknowledgement(transaction_id=f"T-{key}", reference=f"R-{key}", amount=str(record.amount))
         answer = load(Acknowledgement, json.dumps(body | {"phone_number": record.phone_number}))

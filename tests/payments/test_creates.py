@@ -695,10 +695,7 @@ async def test_a_create_that_had_to_wait_for_a_busy_store_is_sent(
 
     monkeypatch.setattr(AccountStore, "write", wait_and_write)
     request = payment_request(TransactionType.COLLECTION, ORDER, "order-1")
-    assert (
-        await attempts.RecordedAttempts(store, DuplicateGuard("default"), request, None, lambda: now).sending(30.0)
-        == 8 + 5
-    )
+    assert await attempts.RecordedAttempts(store, DuplicateGuard(), request, None, lambda: now).sending(30.0) == 8 + 5
     record = await store.read(lambda journal: journal.find("order-1"))
     assert record is not None
     assert record.state is PaymentState.SENDING

@@ -483,7 +483,7 @@ async def record(url: str, key: str, number: str) -> None:
 
     def work(connection: Any) -> None:
         journal = Journal(connection, "default")
-        begin_payment(journal, DuplicateGuard(journal.account), order, expected=None, sent_at=now, lives=60)
+        begin_payment(journal, DuplicateGuard(), order, expected=None, sent_at=now, lives=60)
         change = JournalEntry(
             key=key,
             attempt=1,

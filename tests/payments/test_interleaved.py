@@ -200,7 +200,7 @@ def ask(journal: Journal) -> object:
 
 
 def send_again(journal: Journal) -> object:
-    guard = DuplicateGuard(journal.account)
+    guard = DuplicateGuard()
     return begin_payment(journal, guard, REQUEST, expected=1, sent_at=LATER, lives=30, asked_at=LATER)
 
 
@@ -295,7 +295,7 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "cancelled": payouts(lambda each: each.cancel("b1", by="Asha")),
         "cancelled by another": payouts(lambda each: each.cancel("b1", by="Neema")),
         "line sent": lambda journal: begin_payment(
-            journal, DuplicateGuard(journal.account), LINE, expected=0, sent_at=LATER, lives=30
+            journal, DuplicateGuard(), LINE, expected=0, sent_at=LATER, lives=30
         ),
     },
     "REFUSED, with two retries": {

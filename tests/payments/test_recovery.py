@@ -39,8 +39,9 @@ from mobilemoney_async.payments.ownership.comparison import (
 )
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard, require_remembered
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest
-from mobilemoney_async.payments.records.unmatched import digest
+from mobilemoney_async.payments.records.rows import digest
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
 from tests.payments.service import on_sqlite
 from tests.payments.tables import insert_line
@@ -416,7 +417,7 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
     with engine.begin() as connection:
         insert_line(connection, **{"account": "a", "is_lost": True, "shown_number": "25578***0789", **changes})
         with pytest.raises(DuplicateSuspected) if stops else nullcontext():
-            require_remembered(connection, "a", request)
+            require_remembered(Journal(connection, "a"), request)
     engine.dispose()
 
 
@@ -425,12 +426,13 @@ def test_a_forgotten_transaction_stops_no_payment_of_another_kind() -> None:
     engine = sa.create_engine("sqlite://")
     schema.METADATA.create_all(engine)
     request = PaymentRequest(key="k", type=TransactionType.COLLECTION, phone_number="+255780000789", amount="1000")
-    guard = DuplicateGuard("a")
+    guard = DuplicateGuard()
     with engine.begin() as connection:
         insert_line(connection, account="a", is_lost=True, amount="777")
-        checks = guard.parameters(connection, request, NOON)
+        journal = Journal(connection, "a")
+        checks = guard.parameters(journal, request, NOON)
         insert_line(connection, account="a", transaction_id="tx-2", number_digest=checks["of_digest"])
-        guard.require_unsuspected(connection, request, "tx-2", checks)
+        guard.require_unsuspected(journal, request, "tx-2", checks)
     engine.dispose()
 
 

@@ -92,7 +92,7 @@ def _sent_between(
     states = [str(each) for each in (*REUSABLE, PaymentState.CANCELLED)]
     here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
     may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
-    rows = journal.connection.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
+    rows = journal.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
     return [to_record(row) for row in rows.all()]
 
 

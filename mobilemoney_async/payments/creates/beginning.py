@@ -60,7 +60,7 @@ def begin_payment(
         AccountSuspended: The account begins no payment now.
         StoreError: Another release has changed the tables since this process began.
     """
-    checks = guard.parameters(journal.connection, request, sent_at)
+    checks = guard.parameters(journal, request, sent_at)
     beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
     is_begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at)
     if not is_begun:
@@ -93,10 +93,9 @@ class _Beginning:
 
     def insert(self) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
-        connection = self.journal.connection
         new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": self.sent_at}
         values = {**request_columns(self.journal.account, self.request), **new, **self._columns, **self.checks}
-        found = run(connection, _insertion(connection.dialect.name), values).one_or_none()
+        found = run(self.journal.connection, _insertion(self.journal.dialect), values).one_or_none()
         if found is not None:
             self._require_allowed(found)
         return found is not None
@@ -104,7 +103,7 @@ class _Beginning:
     def send_again(self, expected: int, asked_at: datetime | None) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         journal, request = self.journal, self.request
-        self._require_allowed(journal.connection.execute(_CHECKS, self.checks).one())
+        self._require_allowed(journal.execute(_CHECKS, self.checks).one())
         row = journal.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
         # process may have changed matters.
@@ -127,8 +126,8 @@ class _Beginning:
     def _require_allowed(self, found: sa.Row[Any]) -> None:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
-        require_active(self.journal.connection, self.journal.account, found.account_state)
-        self.guard.require_unsuspected(self.journal.connection, self.request, found.suspect, self.checks)
+        require_active(self.journal, found.account_state)
+        self.guard.require_unsuspected(self.journal, self.request, found.suspect, self.checks)
 
 
 @functools.cache

@@ -111,7 +111,7 @@ class IdempotentCreates:
         self._pipeline = attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
         self._reconciler = reconciler
         self._recovery = recovery
-        self._guard = DuplicateGuard(store.account, store.sole_writer)
+        self._guard = DuplicateGuard(store.sole_writer)
 
     async def create(
         self,

@@ -40,9 +40,9 @@ _SUM = sa.cast(sa.func.sum(sa.cast(_columns.amount, sa.Numeric)), sa.Text)
 
 def lock_limits(journal: Journal) -> None:
     """Keep all other limited transactions of the account off until the commit."""
-    if journal.connection.dialect.name == "postgresql":
+    if journal.dialect == "postgresql":
         account = zlib.crc32(journal.account.encode()) - 2**31
-        journal.connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK, account)))
+        journal.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK, account)))
 
 
 def require_payment_within(
@@ -54,10 +54,10 @@ def require_payment_within(
     """
     lock_limits(journal)
     others = _select(journal, at, with_queue=not is_of_queue).where(_columns.key != request.key)
-    forms = kept_forms(journal.connection, journal.account, [request.phone_number])
+    forms = kept_forms(journal, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
     spent = [
-        Decimal(journal.connection.execute(each.with_only_columns(_SUM)).scalar_one() or 0) if is_asked else Decimal(0)
+        Decimal(journal.execute(each.with_only_columns(_SUM)).scalar_one() or 0) if is_asked else Decimal(0)
         for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
     ]
     require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
@@ -69,13 +69,13 @@ def require_batch_within(
     """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
     by_number = _select(journal, at, with_queue=True).with_only_columns(_columns.phone_number, _SUM.label("amount"))
     new, spent = list(lines), defaultdict[str, Decimal](Decimal)
-    forms = kept_forms(journal.connection, journal.account, {line.phone_number for line in new})
-    for row in journal.connection.execute(by_number.group_by(_columns.phone_number)):
+    forms = kept_forms(journal, {line.phone_number for line in new})
+    for row in journal.execute(by_number.group_by(_columns.phone_number)):
         spent[forms.get(row.phone_number, row.phone_number)] += Decimal(row.amount)
     for some in chunks(line.key for line in new):
         # An earlier attempt of theirs, such as one that was refused without a code, is not paid beside the next one.
         own = _select(journal, at, with_queue=True).where(_columns.key.in_(some))
-        for row in journal.connection.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
+        for row in journal.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
             spent[forms.get(row.phone_number, row.phone_number)] -= Decimal(row.amount)
     in_all = sum(spent.values(), Decimal(0))
     for line in new:

@@ -207,11 +207,7 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
 
 
 def _find_others(journal: Journal, ids: Sequence[str]) -> dict[str, UnclaimedTransaction]:
-    found = [
-        line.shown
-        for some in chunks(ids)
-        for line in find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
-    ]
+    found = [line.shown for some in chunks(ids) for line in find_lines(journal, unmatched.c.transaction_id.in_(some))]
     return {each.transaction_id: each for each in found}
 
 
@@ -252,7 +248,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
     if gone:
         counted = {"feed_pruned": max(feed.pruned, *gone), "feed_prunings": feed.prunings + 1}
-        run(accounts.update().where(accounts.c.account == journal.account).values(counted))
+        journal.change_account(**counted)
     is_end = rows[-1].at >= until or (len(rows) < _AT_ONCE and not feed.has_more)
     return None if is_end else rows[-1].number
 

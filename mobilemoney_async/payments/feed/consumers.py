@@ -15,7 +15,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.database.schema import changes, consumers, insert_missing, retries
+from mobilemoney_async.database.schema import changes, consumers, retries
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.feed.changes import Feed, FeedEntry, read_changes, read_some
 from mobilemoney_async.payments.feed.payment_change import ChangeReader
@@ -107,8 +107,7 @@ class ConsumerTable:
         # Changes are not pruned while this lock is held.
         self.journal.lock_account()
         number = 0 if start == "oldest" else feed.last
-        values = {"account": self.journal.account, "name": self.name, "used_at": now, "number": number}
-        self._run(insert_missing(consumers, self.journal.connection.dialect.name), values)
+        self.journal.insert(consumers, name=self.name, used_at=now, number=number)
         made: sa.Row[Any] = self._run(statement).one()
         return made
 

@@ -140,13 +140,13 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         StoreError: Another release has changed the tables since this process began.
     """
     made = journal.execute(
-        _insertion(journal.connection.dialect.name),
+        _insertion(journal.dialect),
         {**_row(journal.account, request, options, at), "of_account": journal.account},
     ).one_or_none()
     if made is not None:
         try:
             require_known(made.version)
-            require_active(journal.connection, journal.account, made.account_state)
+            require_active(journal, made.account_state)
         except MobileMoneyError:  # the merchant's own transaction may go on after it
             here = (_columns.account == journal.account, _columns.key == request.key)
             journal.execute(payments.delete().where(*here))
@@ -175,7 +175,7 @@ def _insertion(dialect: str) -> Any:
 
 def _require_active(journal: Journal) -> None:
     state = journal.execute(sa.select(STATE), {"of_account": journal.account}).scalar_one()
-    require_active(journal.connection, journal.account, state)
+    require_active(journal, state)
 
 
 def enqueue_all(

@@ -22,7 +22,7 @@ from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
-from mobilemoney_async.database.schema import accounts, lives, lock_row, payments
+from mobilemoney_async.database.schema import accounts, lives, payments
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     InvalidCredentials,
@@ -130,7 +130,7 @@ class Binding:
     ) -> tuple[AccountFacts, bool]:
         # `remembered` is from before the first statement of the transaction: SQLite shows what was committed by then,
         # and a payment that is noted later would seem to be lost.
-        row = dict(journal.connection.execute(statement, values).mappings().one())
+        row = dict(journal.execute(statement, values).mappings().one())
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["newest"] is not None:
             self._store.note_newest(row["newest"])
@@ -223,14 +223,14 @@ class Binding:
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
         is_late = facts.life_until is not None and now - facts.life_until >= _CONTACT
         if is_late and not must_compare(facts, now):
-            await self._store.write(lambda journal: go_on(journal.connection, journal.account, now), share_key="")
+            await self._store.write(lambda journal: go_on(journal, now), share_key="")
 
     async def save(self, **values: Any) -> None:
         """Change the account's row."""
 
         def save(journal: Journal) -> None:
-            lock_row(journal.connection, accounts, {"account": journal.account})
-            journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(values))
+            journal.lock_account()
+            journal.change_account(**values)
 
         await self._store.write(save, share_key="")
 
@@ -312,7 +312,7 @@ def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     )
     newest = statement.where(columns.sent_at.is_not(None)).order_by(columns.sent_at.desc()).limit(1)
     for each in (newest.where(columns.sent_at <= settled_at), newest):
-        row = journal.connection.execute(each).one_or_none()
+        row = journal.execute(each).one_or_none()
         if row is not None:
             return to_record(row)
     return None

@@ -16,7 +16,6 @@ same one, whether or not their stores have a key.
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -27,7 +26,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import accounts, insert_missing, unmatched
+from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
 from mobilemoney_async.payments.ownership.lives import begin_life
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
@@ -36,14 +35,13 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.records.unmatched import (
     FAILED,
     IS_OPEN,
     MAY_HAVE_PAID,
-    digest,
     explained,
     find_lines,
-    number_key,
 )
 
 # For how long after its first sighting a surplus transaction stops other payments of its kind.
@@ -84,29 +82,23 @@ SUSPECT: sa.ColumnElement[str | None] = (
 )
 """Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
 
-_ACCOUNT = sa.select(accounts.c.first_record_at, accounts.c.number_key).where(
-    accounts.c.account == sa.bindparam("of_account")
-)
-
 
 @attrs.define(eq=False)
 class DuplicateGuard:
     """Guard of one account's payments.
 
     Attributes:
-        account: The account.
         sole_writer: As for `SQLStore`.
     """
 
-    account: str
     sole_writer: bool | None = None
     _key: str | None = attrs.field(default=None, init=False, repr=False)
 
-    def parameters(self, connection: sa.Connection, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
+    def parameters(self, journal: Journal, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
         """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
-        key = self._key or self.number_key(connection, now)
+        key = self._key or self.begin(journal, now)
         return {
-            "of_account": self.account,
+            "of_account": journal.account,
             "of_digest": digest(key, request.phone_number),
             "of_type": str(request.type),
             "of_amount": request.amount,
@@ -117,42 +109,39 @@ class DuplicateGuard:
             "of_guarded": self.sole_writer is not False,
         }
 
-    def number_key(self, connection: sa.Connection, now: datetime) -> str:
-        """Return the account's secret key of the digests; make it, and note the time, if it has none."""
-        here = {"of_account": self.account}
-        row = connection.execute(_ACCOUNT, here).one_or_none()
-        if row is not None and None not in row:
+    def begin(self, journal: Journal, now: datetime) -> str:
+        """Return the account's secret key of the digests; note the time of its first payment if this is that."""
+        row = journal.find_account()
+        if row is not None and None not in (row.first_record_at, row.number_key):
             # Kept once it is committed: this transaction may be rolled back.
             self._key = str(row.number_key)
             return self._key
-        new = {"first_record_at": now, "number_key": secrets.token_hex(32)}
-        begin_life(connection, self.account, now, now)
-        if row is None:
-            connection.execute(insert_missing(accounts, connection.dialect.name), {"account": self.account})
-        missing = {name: sa.func.coalesce(accounts.c[name], value) for name, value in new.items()}
-        noted = accounts.update().where(accounts.c.account == self.account).values(missing)
-        return str(connection.execute(noted.returning(accounts.c.number_key)).scalar_one())
+        begin_life(journal, now, now)
+        key = journal.ensure_number_key()
+        if journal.lock_account().first_record_at is None:
+            journal.change_account(first_record_at=now)
+        return key
 
     def require_unsuspected(
-        self, connection: sa.Connection, request: PaymentRequest, suspect: str | None, checks: Mapping[str, Any]
+        self, journal: Journal, request: PaymentRequest, suspect: str | None, checks: Mapping[str, Any]
     ) -> None:
         """Raise `DuplicateSuspected` if a payment may be an unmatched transaction.
 
         Args:
-            connection: In the transaction that begins the payment.
+            journal: In the transaction that begins the payment.
             request: The payment.
             suspect: What `SUSPECT` has found.
             checks: Its parameters.
         """
         if suspect is None:
             return
-        found = find_lines(connection, self.account, _columns.transaction_id == suspect)
+        found = find_lines(journal, _columns.transaction_id == suspect)
         if any(each.shown.is_gap for each in found):
             raise forgotten(suspect, request.key)
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
-        lines = find_lines(connection, self.account, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)
-        attempts = [each for each in open_attempts(connection, self.account) if each.key != request.key]
-        for line in surplus(lines, attempts, self._key or self.number_key(connection, checks["of_now"])):
+        lines = find_lines(journal, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)
+        attempts = [each for each in open_attempts(journal) if each.key != request.key]
+        for line in surplus(lines, attempts, self._key or journal.number_key()):
             is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED
             if is_new and (self.sole_writer is True or line.shown.fits_key is not None):
                 raise _suspected(line.id)
@@ -170,15 +159,15 @@ def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten
     )
 
 
-def require_remembered(connection: sa.Connection, account: str, request: PaymentRequest) -> None:
+def require_remembered(journal: Journal, request: PaymentRequest) -> None:
     """Raise `DuplicateSuspected` for a forgotten transaction that shows a part of its number only, or no known type.
 
     Those that show both are compared in the statement that begins the payment.
     """
     is_partial = sa.or_(_columns.number_digest.is_(None), _columns.type.not_in([*map(str, TransactionType)]))
     here = (_columns.is_lost, IS_OPEN, _columns.amount == request.amount, MAY_HAVE_PAID)
-    for line in find_lines(connection, account, *here, is_partial):
-        if line.is_of(request.type, request.phone_number, line.shown.amount, number_key(connection, account)):
+    for line in find_lines(journal, *here, is_partial):
+        if line.is_of(request.type, request.phone_number, line.shown.amount, journal.number_key()):
             raise forgotten(line.id, request.key)
 
 
@@ -191,7 +180,7 @@ def require_placed(journal: Journal, request: PaymentRequest, now: datetime, row
         type=request.type, phone_number=request.phone_number, amount=request.amount, sent_at=now, ended_at=now
     )
     ids = [row.id for row in rows if match(query, row, Spellings()) is not Match.NONE]
-    decided = {*owners(journal, ids), *explained(journal.connection, journal.account, ids)}
+    decided = {*owners(journal, ids), *explained(journal, ids)}
     for name in ids:
         if name not in decided:
             raise forgotten(name, request.key, "the store may have forgotten payments")

@@ -38,7 +38,7 @@ async def compare_final_states(
         return
 
     def find(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
-        kept = explained(journal.connection, journal.account, [*ended])  # someone has said which state counts
+        kept = explained(journal, [*ended])  # someone has said which state counts
         own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
         pairs = ((record, ended[str(record.transaction_id)]) for record in own if record.is_final)
         return [(record, row) for record, row in pairs if record.status != row.status]

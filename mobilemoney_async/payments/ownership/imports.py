@@ -38,7 +38,7 @@ async def import_transactions(
     """Import transactions that no payment owns; see `Payments.recover`."""
     pipeline = unhurried(pipeline)
     named = unmatched.c.transaction_id.in_([*keys.values()])
-    known = await store.read(lambda journal: find_lines(journal.connection, journal.account, named))
+    known = await store.read(lambda journal: find_lines(journal, named))
     times = [each.shown.created_at for each in known if each.shown.created_at is not None]
     rows: dict[str, Transaction] = {}
     if len(keys) > _FEW and times:
@@ -80,7 +80,7 @@ def _import(
     owner = owners(journal, [name]).get(name)
     if owner is not None:
         raise _refused(f"transaction {name} is payment {owner.key!r} already")
-    known = next(iter(find_lines(journal.connection, journal.account, unmatched.c.transaction_id == name)), None)
+    known = next(iter(find_lines(journal, unmatched.c.transaction_id == name)), None)
     made_at = transaction.created_at
     if known is None or known.shown.status == "":  # no list has shown it
         is_young, kind = made_at is not None and now < shift(made_at, wait), transaction.type

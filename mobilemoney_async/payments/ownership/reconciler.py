@@ -16,14 +16,12 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
-
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
-from mobilemoney_async.database.schema import accounts, unmatched
+from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.payments.feed.feed import prune
 from mobilemoney_async.payments.ownership.classes import RowClass
 from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
@@ -187,7 +185,7 @@ class Reconciler:
             owned = owners(journal, [row.id for row in walk.rows])
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
             shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
-            settled = explained(journal.connection, journal.account, [each for each in shown if each not in owned])
+            settled = explained(journal, [each for each in shown if each not in owned])
             merchant = merchant_of(journal, walk.rows, owned)
             return Evidence(
                 walk=walk,
@@ -219,10 +217,10 @@ class Reconciler:
         """Return why no machine may give a row to a payment, though nothing else fits, or None."""
         if self._store.sole_writer is False:
             return PaymentCause.OTHER_SYSTEM
-        connection, name, began_at = journal.connection, journal.account, evidence.walk.began_at
-        account = connection.execute(sa.select(accounts).where(accounts.c.account == name)).one()
+        account, began_at = journal.find_account(), evidence.walk.began_at
+        assert account is not None  # made with its first payment
         if account.others_until is not None and account.others_until > began_at:
-            foreign = find_lines(connection, name, unmatched.c.is_foreign, unmatched.c.first_seen_at >= began_at - _DAY)
+            foreign = find_lines(journal, unmatched.c.is_foreign, unmatched.c.first_seen_at >= began_at - _DAY)
             kind = (record.type, record.phone_number, record.amount)
             if any(each.is_of(*kind, account.number_key) for each in foreign):
                 return PaymentCause.OTHER_SYSTEM

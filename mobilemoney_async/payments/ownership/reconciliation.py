@@ -67,7 +67,7 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
     where = (payments.c.account == journal.account, payments.c.state == PaymentState.SENDING, is_old)
     # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits. What it
     # has locked is left to the next time.
-    for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():
+    for row in journal.execute(sa.select(payments).where(*where).with_for_update(skip_locked=True)).all():
         if row.key not in busy:
             lose_stale(journal, to_record(row), now, source=Source.RECONCILE)
 
@@ -266,7 +266,7 @@ def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
     columns, name = payments.c, json.dumps(transaction_id)
     here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state == PaymentState.UNKNOWN)
     were = columns.candidates.contains(name, autoescape=True)
-    journal.connection.execute(payments.update().where(*here, were).values(next_look_at=at))
+    journal.execute(payments.update().where(*here, were).values(next_look_at=at))
 
 
 def find_rival(
@@ -292,7 +292,7 @@ def find_rival(
             sa.or_(payments.c.transaction_id.is_(None), history.c.at < payments.c.sent_at),
         )
     )
-    for each in journal.connection.execute(lost):
+    for each in journal.execute(lost):
         start, end = attrs.evolve(query, sent_at=shift(each.at, -_LONGEST_REQUEST), ended_at=each.at).window(skew)
         if may_be_within(transaction, start, end):
             return str(each.key)

@@ -27,7 +27,7 @@ from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import TaskLease, new_holder
-from mobilemoney_async.database.schema import accounts, lock_row, payments, unmatched
+from mobilemoney_async.database.schema import accounts, payments, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
@@ -145,7 +145,7 @@ class Recovery:
             await self._compare_nothing(facts)
             return False
         if facts.lost_at is not None:
-            await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
+            await self._store.read(lambda journal: require_remembered(journal, request))
         now = self._pipeline.utcnow()
         if not must_compare(facts, now):
             self.memory.in_question = ()
@@ -339,13 +339,13 @@ class Recovery:
         self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: _Due, skew: Skew
     ) -> tuple[Comparison, bool]:
         """Return the comparison of the rows with the store, and whether any is owned, where payments own some."""
-        open_ones = open_attempts(journal.connection, journal.account)
+        open_ones = open_attempts(journal)
         facts = read_row_facts(journal, walk.rows, owned, settled=self._settled)
         noted = set(facts.lost)
         # Candidates that the store has seen before: not those that were found while it was to be compared.
         named = {name for each in open_ones for name in each.candidates}
         for some in chunks(named.intersection(row.id for row in walk.rows)):
-            known = find_lines(journal.connection, journal.account, unmatched.c.transaction_id.in_(some))
+            known = find_lines(journal, unmatched.c.transaction_id.in_(some))
             noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
         since = shift(due.newest, skew.low - CLOCKS)
         recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
@@ -371,23 +371,22 @@ class Recovery:
         now: datetime,
     ) -> int:
         """Write the result of a comparison, and return how many transactions of a lost time are new."""
-        connection, account = journal.connection, journal.account
-        lock_row(connection, accounts, {"account": account})
+        journal.lock_account()
         lines: list[Line] = []
         if lost is not None:
-            add_lost_time(connection, account, lost)
-            lives = find_lives(connection, account, self._settled)
-            inside = find_lines(connection, account, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
+            add_lost_time(journal, lost)
+            lives = find_lives(journal, self._settled)
+            inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
             lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
         count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
         if due.went_backwards or not due.facts.is_in_contact(now):
-            begin_life(connection, account, due.since, now)
+            begin_life(journal, due.since, now)
         values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": again_at}
         values["went_backwards"] = due.went_backwards and again_at is not None
         values |= {"timeline": due.facts.timeline_now, "lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
         if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
             values["feed_epoch"] = new_epoch()
-        connection.execute(accounts.update().where(accounts.c.account == account).values(values))
+        journal.change_account(**values)
         return count
 
     def _report(self, count: int, since: datetime) -> None:
@@ -408,7 +407,7 @@ def _newest_owned(journal: Journal, until: datetime) -> datetime | None:
     table = payments.c
     here = (table.account == journal.account, table.sent_at <= until, table.transaction_id.is_not(None))
     newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
-    return journal.connection.execute(newest).scalar_one_or_none()
+    return journal.execute(newest).scalar_one_or_none()
 
 
 def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
@@ -418,4 +417,4 @@ def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
     """
     first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
     sent_at = _newest_owned(journal, until) or facts.first_record_at
-    return max(sent_at or journal.connection.execute(first).scalar_one() or until, _NO_PAYMENT_YET)
+    return max(sent_at or journal.execute(first).scalar_one() or until, _NO_PAYMENT_YET)

@@ -33,7 +33,7 @@ def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]
     start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
     here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
     statements = (sa.select(payments).where(here, each, is_of_them) for each in SEARCHABLE)
-    return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
+    return [to_record(row) for statement in statements for row in journal.execute(statement)]
 
 
 def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
@@ -44,7 +44,7 @@ def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
     here = _columns.account == journal.account
     is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_DAY)
     wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
-    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
+    rows = (row for each in wanted for row in journal.execute(sa.select(payments).where(here, each)))
     return [to_record(row) for row in rows]
 
 
@@ -61,7 +61,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     )
     statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
     shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
-    keys = [row.key for row in journal.connection.execute(statement) if row.transaction_id not in shown]
+    keys = [row.key for row in journal.execute(statement) if row.transaction_id not in shown]
     return find_all(journal, keys[:_MOST_HIDDEN])
 
 
@@ -69,12 +69,12 @@ def read_row_facts(
     journal: Journal, rows: Sequence[Transaction], owned: Mapping[str, PaymentRecord], *, settled: timedelta
 ) -> RowFacts:
     """Return the store's facts about rows and the payments that own some of them; `settled` as of `Lives`."""
-    connection, account, ids = journal.connection, journal.account, [row.id for row in rows]
+    ids = [row.id for row in rows]
     return RowFacts(
         owned=owned,
-        explained=explained(connection, account, [each for each in ids if each not in owned]),
-        lost=lost_ids(connection, account, ids),
-        lost_times=find_lost_times(connection, account),
-        lives=find_lives(connection, account, settled),
+        explained=explained(journal, [each for each in ids if each not in owned]),
+        lost=lost_ids(journal, ids),
+        lost_times=find_lost_times(journal),
+        lives=find_lives(journal, settled),
         merchant_id=merchant_of(journal, rows, owned),
     )

@@ -16,6 +16,7 @@ from mobilemoney_async.contract.comparison import ERASED, international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match, query_for
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     CLAIMED,
     EXPLAINED,
@@ -24,14 +25,12 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     UnclaimedTransaction,
 )
-from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.payments.records.rows import digest, to_record
 from mobilemoney_async.payments.records.unmatched import (
     IS_OPEN,
     LINES,
     Line,
-    digest,
     find_lines,
-    number_key,
     plain,
     to_line,
 )
@@ -72,18 +71,18 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
     return [line for line in lines if line.id not in taken]
 
 
-def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> tuple[str, PaymentQuery] | None:
+def find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery] | None:
     """Return a payment of a row's kind in whatever state, by its key: the best fit and then the nearest, or None.
 
     Where the row shows no whole number, only payments of the same time are compared.
     """
     table, number, made_at = payments.c, international(row.phone_number), row.created_at or _FIRST_MOMENT
     alike = sa.select(payments).where(
-        table.account == account, table.amount == plain(row.amount), table.sent_at.is_not(None)
+        table.account == journal.account, table.amount == plain(row.amount), table.sent_at.is_not(None)
     )
     erased = ""
     if number is not None:
-        erased = f"{ERASED}{digest(number_key(connection, account), number)}"
+        erased = f"{ERASED}{digest(journal.number_key(), number)}"
         alike = alike.where(table.phone_number.in_([number, erased]))
     else:
         days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
@@ -91,7 +90,7 @@ def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> t
         alike = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
         alike = alike.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
-    for each in connection.execute(alike.limit(_MOST_COMPARED)):
+    for each in journal.execute(alike.limit(_MOST_COMPARED)):
         query = query_for(to_record(each))
         if number is not None and each.phone_number == erased:
             query = attrs.evolve(query, phone_number=number)
@@ -102,12 +101,12 @@ def find_attempt(connection: sa.Connection, account: str, row: Transaction) -> t
     return None if best is None else best[2:]
 
 
-def open_attempts(connection: sa.Connection, account: str) -> list[PaymentRecord]:
+def open_attempts(journal: Journal) -> list[PaymentRecord]:
     """Return the payments with an open attempt: on their way, unknown, or refused softly until a list misses them.
 
     Of an absent payment someone, or two listings, have said that it made nothing.
     """
-    return _open_attempts(connection, payments.c.account == account).get(account, [])
+    return _open_attempts(journal.connection, payments.c.account == journal.account).get(journal.account, [])
 
 
 def count_unclaimed(connection: sa.Connection, now: datetime) -> Mapping[str, int]:
@@ -132,17 +131,15 @@ def _open_attempts(connection: sa.Connection, which: sa.ColumnElement[bool]) -> 
     return attempts
 
 
-def find_unclaimed(
-    connection: sa.Connection, account: str, state: str | None, now: datetime
-) -> list[UnclaimedTransaction]:
+def find_unclaimed(journal: Journal, state: str | None, now: datetime) -> list[UnclaimedTransaction]:
     """Return the transactions that no payment claims, first seen first: open ones, or those of another state, or all.
 
     Open is the surplus, once nothing of ours can be on its way that it may be, and at once what the store has
     forgotten. Of those that a payment has claimed, only what was unclaimed before.
     """
-    lines = find_lines(connection, account, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
+    lines = find_lines(journal, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
     open_ones = [line for line in lines if line.shown.state == OPEN]
-    left = surplus(open_ones, open_attempts(connection, account), number_key(connection, account)) if open_ones else []
+    left = surplus(open_ones, open_attempts(journal), journal.number_key()) if open_ones else []
     unclaimed = {line.id for line in left if line.is_unclaimed(now)}
     return [
         line.shown

@@ -30,7 +30,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import accounts, unmatched
+from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.database.serialization import shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
@@ -209,24 +209,23 @@ class UnclaimedObserver:
         Returns:
             The lines to report; the due ones that an open attempt may have made; and whether others had no room.
         """
-        run, here, name = journal.connection.execute, _columns.account == journal.account, journal.account
+        run, here = journal.execute, _columns.account == journal.account
         for row in changed:
             status = shorten(str(row.status))
             run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status=status))
-        thin(journal.connection, name, now)
+        thin(journal, now)
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
         for row, due_at in fresh:
-            like = find_attempt(journal.connection, name, row)
+            like = find_attempt(journal, row)
             lost = facts.lost_time(row, self._skew)
             is_foreign = self._is_foreign(row, like, facts)
             if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
                 is_full = True
                 continue
             is_new = add_line(
-                journal.connection,
-                name,
+                journal,
                 row,
                 account.number_key,
                 first_at=due_at - self._wait,
@@ -243,8 +242,8 @@ class UnclaimedObserver:
             count, others = count + is_new, others + (is_new and is_foreign)
         if others:
             self._count_others(journal, account, now)
-        lines = find_lines(journal.connection, name, IS_OPEN)
-        left = {each.id for each in surplus(lines, open_attempts(journal.connection, name), account.number_key)}
+        lines = find_lines(journal, IS_OPEN)
+        left = {each.id for each in surplus(lines, open_attempts(journal), account.number_key)}
         due = [each for each in lines if each.told_at is None and each.due_at <= now]
         told = [each.shown for each in due if each.id in left]
         for each in told:
@@ -261,11 +260,10 @@ class UnclaimedObserver:
     def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
         """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
         here = (_columns.account == journal.account, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK)
-        count = journal.connection.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
+        count = journal.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
         if count < _PROOF:
             return
-        until = {"others_until": now + _MONTH}
-        journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(until))
+        journal.change_account(others_until=now + _MONTH)
         if account.others_until is None or account.others_until < now:
             logger.warning(
                 "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
@@ -319,12 +317,10 @@ def _look(
         The account's row, None before its first payment; the payments that own them, by transaction id; the lines of
         others, by id; and the account's merchant, if known.
     """
-    connection, lines, owned = journal.connection, dict[str, Line](), owners(journal, ids)
+    lines, owned = dict[str, Line](), owners(journal, ids)
     for some in chunks(ids):
-        found = find_lines(connection, journal.account, _columns.transaction_id.in_(some))
-        lines |= {each.id: each for each in found}
-    account = connection.execute(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none()
-    return account, owned, lines, merchant_of(journal, rows, owned)
+        lines |= {each.id: each for each in find_lines(journal, _columns.transaction_id.in_(some))}
+    return journal.find_account(), owned, lines, merchant_of(journal, rows, owned)
 
 
 def record_lost(
@@ -334,11 +330,10 @@ def record_lost(
 
     A row may have a line: it was taken for another system's, since the list was read before the store was compared.
     """
-    connection, account = journal.connection, journal.account
-    key = DuplicateGuard(account).number_key(connection, now)
+    key = DuplicateGuard().begin(journal, now)
     flags = {"is_lost": True, "went_backwards": went_backwards}
-    count = sum(add_line(connection, account, row, key, first_at=now, due_at=now, now=now, flags=flags) for row in rows)
+    count = sum(add_line(journal, row, key, first_at=now, due_at=now, now=now, flags=flags) for row in rows)
     for some in chunks([*(row.id for row in rows), *(line.id for line in lines)]):
-        here = (_columns.account == account, _columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
-        count += connection.execute(unmatched.update().where(*here).values(flags)).rowcount
+        here = (_columns.account == journal.account, _columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
+        count += journal.execute(unmatched.update().where(*here).values(flags)).rowcount
     return count

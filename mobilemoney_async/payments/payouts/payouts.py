@@ -47,8 +47,7 @@ from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import digest as keyed
-from mobilemoney_async.payments.records.unmatched import ensure_number_key
+from mobilemoney_async.payments.records.rows import digest as keyed
 from mobilemoney_async.resources.bulk_lookup import Lookup
 from mobilemoney_async.values import refuse, require_integer, require_name, require_text
 
@@ -97,7 +96,7 @@ class Payouts:
 
         def record(journal: Journal, now: datetime) -> PayoutBatch:
             # Under the account's secret key: a digest of numbers alone would show them to who tries all.
-            secret = ensure_number_key(journal.connection, journal.account)
+            secret = journal.ensure_number_key()
             keys = keys_of(keyed(secret, digest(read)), read)
             made = insert_batch(journal, read, keys, name=title, by=proposer, at=now)
             return find_batch(journal, made, now, self._limits)

@@ -79,7 +79,7 @@ def lines_to_queue(lines: Iterable[sa.Row[Any]], used: Mapping[str, sa.Row[Any]]
 def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
     """Return the lines with numbers that no disbursement of the store was paid to."""
     columns = payments.c
-    forms = kept_forms(journal.connection, journal.account, {each.phone_number for each in lines})
+    forms = kept_forms(journal, {each.phone_number for each in lines})
     was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
     statement = sa.select(columns.phone_number).where(columns.account == journal.account, *was_paid).distinct()
     paid = {forms[row.phone_number] for row in select_among(journal, statement, columns.phone_number, forms)}
@@ -138,7 +138,7 @@ def _duplicates(
     """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
     found: dict[int, str] = {}
     first: dict[tuple[str, ...], int] = {}
-    forms = kept_forms(journal.connection, journal.account, {each.phone_number for each in lines})
+    forms = kept_forms(journal, {each.phone_number for each in lines})
     recent = _recent(journal, forms, now)
     for each in lines:
         kind, own = (each.phone_number, each.amount), used.get(each.key)

@@ -12,9 +12,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, erasures, insert_missing, lock_row, payments
+from mobilemoney_async.database.schema import accounts, erasures, insert_missing, payments
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.text import printable
 
 WHOLE_ACCOUNT = "account"
@@ -29,11 +30,11 @@ STATE: sa.Label[Any] = (
 """State of the account `of_account`, None if it is active, as a column of another statement."""
 
 
-def require_active(connection: sa.Connection, account: str, state: str | None) -> None:
-    """Raise `AccountSuspended` unless the state of an account is None."""
+def require_active(journal: Journal, state: str | None) -> None:
+    """Raise `AccountSuspended` unless the state of the account is None."""
     if state is not None:
-        noted = sa.select(accounts.c.state_note).where(accounts.c.account == account)
-        raise suspended(account, state, connection.execute(noted).scalar_one_or_none())
+        row = journal.find_account()
+        raise suspended(journal.account, state, None if row is None else row.state_note)
 
 
 def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
@@ -65,18 +66,15 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
     connection.execute(statement, rows)
 
 
-def change_state(
-    connection: sa.Connection, account: str, state: AccountState, note: str | None, at: datetime, *, by_machine: bool
-) -> bool:
+def change_state(journal: Journal, state: AccountState, note: str | None, at: datetime, *, by_machine: bool) -> bool:
     """Change the state of an account, and return whether it was another one; a machine changes no one's decision."""
-    value = None if state is AccountState.ACTIVE else str(state)
+    account, value = journal.account, None if state is AccountState.ACTIVE else str(state)
     was_erased = sa.select(erasures.c.at).where(erasures.c.account == account, erasures.c.digest == WHOLE_ACCOUNT)
-    if state is not AccountState.REMOVED and connection.execute(was_erased).first() is not None:
+    if state is not AccountState.REMOVED and journal.execute(was_erased).first() is not None:
         # Processes that knew its secret key may compare with that still.
         raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
-    before = lock_row(connection, accounts, {"account": account}).state
+    before = journal.lock_account().state
     if before == value or (by_machine and before is not None):
         return False
-    values = {"state": value, "state_note": None if note is None else printable(note), "state_at": at}
-    connection.execute(accounts.update().where(accounts.c.account == account).values(values))
+    journal.change_account(state=value, state_note=None if note is None else printable(note), state_at=at)
     return True

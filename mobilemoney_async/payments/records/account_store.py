@@ -176,7 +176,7 @@ class AccountStore:
     ) -> bool:
         """Change the state of the account, for all processes, as `account_state.change_state` does."""
         return await self.decide(
-            lambda journal, at: change_state(journal.connection, self.account, state, note, at, by_machine=by_machine),
+            lambda journal, at: change_state(journal, state, note, at, by_machine=by_machine),
             utcnow,
         )
 

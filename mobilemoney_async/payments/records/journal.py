@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -48,8 +49,7 @@ from mobilemoney_async.payments.records.record import (
     move,
     stops_kind,
 )
-from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, reason_columns, to_record
-from mobilemoney_async.payments.records.unmatched import digest, number_key
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest, reason_columns, to_record
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -62,6 +62,7 @@ _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_acc
 _BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
 _BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
+_ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
 _MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
 _LEARN_MERCHANT = accounts.update().where(
     accounts.c.account == sa.bindparam("of_account"), sa.func.coalesce(accounts.c.merchant_id, "") == ""
@@ -171,9 +172,39 @@ class Journal:
         """Execute a statement in the transaction."""
         return self.connection.execute(statement, parameters)
 
+    @property
+    def dialect(self) -> str:
+        """Name of the kind of database."""
+        return self.connection.dialect.name
+
+    def insert(self, table: sa.Table, **values: Any) -> bool:
+        """Insert a row of the account unless a unique index forbids it; return whether it was inserted."""
+        row = {"account": self.account, **values}
+        return self.execute(insert_missing(table, self.dialect), row).one_or_none() is not None
+
+    def find_account(self) -> sa.Row[Any] | None:
+        """Return the account's row; None before its first payment."""
+        return self.execute(_ACCOUNT, {"of_account": self.account}).one_or_none()
+
     def lock_account(self) -> sa.Row[Any]:
         """Return the account's row, made if need be, and locked until the commit."""
         return lock_row(self.connection, accounts, {"account": self.account})
+
+    def change_account(self, **values: Any) -> None:
+        """Change columns of the account's row, if there is one."""
+        self.execute(accounts.update().where(accounts.c.account == self.account).values(values))
+
+    def number_key(self) -> str:
+        """Return the account's secret key of the digests of numbers, empty before its first payment."""
+        row = self.find_account()
+        return "" if row is None or row.number_key is None else str(row.number_key)
+
+    def ensure_number_key(self) -> str:
+        """Return the account's secret key of the digests of numbers, which is made if there is none."""
+        if not (key := self.number_key() or self.lock_account().number_key):
+            key = secrets.token_hex(32)
+            self.change_account(number_key=key)
+        return str(key)
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
@@ -215,7 +246,7 @@ class Journal:
         """Return a number as a record shows it: erased, where its own is."""
         if not kept.startswith(ERASED):
             return number
-        return f"{ERASED}{digest(number_key(self.connection, self.account), number)}"
+        return f"{ERASED}{digest(self.number_key(), number)}"
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the payment under another key that stops the kind of a payment, if there is one."""
@@ -432,7 +463,7 @@ class Journal:
         """Change columns of a payment, add the event to its history, as `note` does, and the change to the feed."""
         entry = self._entry(key, event.value, at=at, source=source, detail=detail)
         entry |= {"of_state": str(state), "of_status": status}
-        if self.connection.dialect.name == "postgresql":
+        if self.dialect == "postgresql":
             run(self.connection, _CHANGE_AND_RECORD if values else _RECORD, {**entry, **(values or {})})
         else:
             if values:
@@ -470,8 +501,7 @@ class Journal:
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
         """Add a transaction that no payment claims to the feed, unless it is there."""
-        values = {"account": self.account, "name": transaction_id, "entry": 0, "status": shorten(status), "at": at}
-        self.execute(insert_missing(changes, self.connection.dialect.name), values)
+        self.insert(changes, name=transaction_id, entry=0, status=shorten(status), at=at)
         self.has_changes = True
 
     def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:

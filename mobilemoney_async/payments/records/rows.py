@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import json
 import logging
 from collections.abc import Mapping
@@ -27,6 +28,11 @@ _AS_THEY_ARE = (
     *("key", "phone_number", "attempt", "created_at", "changed_at", "sent_at", "ended_at", "stale_at", "walks"),
     *("transaction_id", "reference", "external_id", "looked_at", "next_look_at", "not_before", "not_after", "priority"),
 )
+
+
+def digest(key: str, phone_number: str) -> str:
+    """Return the digest of a number, ``+`` and digits, under the key of its account."""
+    return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
 
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:

@@ -12,8 +12,6 @@ A kind is type, phone number and amount. Of the number the table has a keyed dig
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -25,15 +23,11 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED, international, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import (
-    accounts,
-    erasures,
-    insert_missing,
-    lock_row,
-    unmatched,
-)
+from mobilemoney_async.database.schema import erasures, unmatched
 from mobilemoney_async.database.serialization import load_amount, shorten
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.values import mask_phone_number
 
 FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
@@ -102,40 +96,18 @@ class Line:
         return shows_little or same_number(shown.phone_number, number) is not None
 
 
-def digest(key: str, phone_number: str) -> str:
-    """Return the digest of a number, ``+`` and digits, under the key of its account."""
-    return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
-
-
-def number_key(connection: sa.Connection, account: str) -> str:
-    """Return the account's key of the digests, empty before its first payment."""
-    statement = sa.select(accounts.c.number_key).where(accounts.c.account == account)
-    return connection.execute(statement).scalar_one_or_none() or ""
-
-
-def ensure_number_key(connection: sa.Connection, account: str) -> str:
-    """Return the account's key of the digests, which is made if there is none."""
-    if found := number_key(connection, account):
-        return found
-    key = lock_row(connection, accounts, {"account": account}).number_key
-    if key is None:
-        key = secrets.token_hex(32)
-        connection.execute(accounts.update().where(accounts.c.account == account).values(number_key=key))
-    return str(key)
-
-
-def kept_forms(connection: sa.Connection, account: str, numbers: Iterable[str]) -> dict[str, str]:
+def kept_forms(journal: Journal, numbers: Iterable[str]) -> dict[str, str]:
     """Return the number for each form in which records may keep it: as it is, and erased if some of the account are."""
     found = {number: number for number in numbers}
-    if connection.execute(sa.select(erasures.c.at).where(erasures.c.account == account).limit(1)).first() is not None:
-        key = number_key(connection, account)
+    some = sa.select(erasures.c.at).where(erasures.c.account == journal.account).limit(1)
+    if journal.execute(some).first() is not None:
+        key = journal.number_key()
         found |= {f"{ERASED}{digest(key, number)}": number for number in list(found)}
     return found
 
 
 def add_line(
-    connection: sa.Connection,
-    account: str,
+    journal: Journal,
     row: Transaction,
     key: str,
     *,
@@ -151,61 +123,51 @@ def add_line(
     `kind` has the type and number of the payment `fits_key`, which a row in an odd spelling gets. `flags` are columns.
     """
     of_type, number = kind or (row.type, international(row.phone_number))
-    values = {
-        "account": account,
-        "transaction_id": row.id,
-        "type": shorten(str(of_type)),
-        "amount": plain(row.amount),
-        "created_at": row.created_at,
-        "shown_number": shorten(mask_phone_number(row.phone_number)),
-        "number_digest": None if number is None else digest(key, number),
-        "status": shorten(str(row.status)),
-        "fits_key": fits_key,
-        "first_seen_at": first_at,
-        "due_at": due_at,
-        "changed_at": now,
+    return journal.insert(
+        unmatched,
+        transaction_id=row.id,
+        type=shorten(str(of_type)),
+        amount=plain(row.amount),
+        created_at=row.created_at,
+        shown_number=shorten(mask_phone_number(row.phone_number)),
+        number_digest=None if number is None else digest(key, number),
+        status=shorten(str(row.status)),
+        fits_key=fits_key,
+        first_seen_at=first_at,
+        due_at=due_at,
+        changed_at=now,
         **flags,
-    }
-    return connection.execute(insert_missing(unmatched, connection.dialect.name), values).one_or_none() is not None
+    )
 
 
-def find_lines(connection: sa.Connection, account: str, *where: sa.ColumnElement[bool]) -> list[Line]:
+def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
     """Return lines of an account, first seen first."""
-    statement = LINES.where(_columns.account == account, *where)
-    rows = connection.execute(statement.order_by(_columns.first_seen_at, _columns.transaction_id))
+    statement = LINES.where(_columns.account == journal.account, *where)
+    rows = journal.execute(statement.order_by(_columns.first_seen_at, _columns.transaction_id))
     return [to_line(row) for row in rows]
 
 
-def explained(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
+def explained(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that someone has explained."""
-    return _named(connection, account, transaction_ids, _columns.explained_at.is_not(None))
+    return _named(journal, transaction_ids, _columns.explained_at.is_not(None))
 
 
-def lost_ids(connection: sa.Connection, account: str, transaction_ids: Sequence[str]) -> frozenset[str]:
+def lost_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that are known to be of a time which the store has lost."""
-    return _named(connection, account, transaction_ids, _columns.is_lost)
+    return _named(journal, transaction_ids, _columns.is_lost)
 
 
-def _named(
-    connection: sa.Connection, account: str, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]
-) -> frozenset[str]:
-    statement = sa.select(_columns.transaction_id).where(_columns.account == account, which)
+def _named(journal: Journal, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]) -> frozenset[str]:
+    statement = sa.select(_columns.transaction_id).where(_columns.account == journal.account, which)
     found: set[str] = set()
     for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
         some = _columns.transaction_id.in_(transaction_ids[start : start + _IDS_AT_ONCE])
-        found.update(connection.execute(statement.where(some)).scalars())
+        found.update(journal.execute(statement.where(some)).scalars())
     return frozenset(found)
 
 
 def explain(
-    connection: sa.Connection,
-    account: str,
-    transaction_id: str,
-    *,
-    note: str,
-    by: str | None,
-    at: datetime,
-    owned: bool = False,
+    journal: Journal, transaction_id: str, *, note: str, by: str | None, at: datetime, owned: bool = False
 ) -> UnclaimedTransaction | None:
     """Record an operator's word about a transaction, also one that no list has shown; None if a payment owns it.
 
@@ -213,21 +175,20 @@ def explain(
     """
     said = {"explained_at": at, "note": shorten(note), "explained_by": by and shorten(by), "changed_at": at}
     nothing = dict.fromkeys(("type", "shown_number", "status"), "") | {"amount": "0"}
-    new = {"account": account, "transaction_id": transaction_id, **nothing, **said, "first_seen_at": at, "due_at": at}
-    connection.execute(insert_missing(unmatched, connection.dialect.name), new)
-    here = (_columns.account == account, _columns.transaction_id == transaction_id)
+    journal.insert(unmatched, transaction_id=transaction_id, **nothing, **said, first_seen_at=at, due_at=at)
+    here = (_columns.account == journal.account, _columns.transaction_id == transaction_id)
     may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
-    if not connection.execute(unmatched.update().where(*here, may_explain).values(said)).rowcount:
+    if not journal.execute(unmatched.update().where(*here, may_explain).values(said)).rowcount:
         return None
-    return find_lines(connection, account, *here)[0].shown
+    return find_lines(journal, *here)[0].shown
 
 
-def thin(connection: sa.Connection, account: str, now: datetime) -> None:
+def thin(journal: Journal, now: datetime) -> None:
     """Delete owned lines after a month; of explained ones keep the id and the word, so that none comes back."""
-    is_old = (_columns.account == account, _columns.changed_at < now - _KEPT)
-    connection.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
+    is_old = (_columns.account == journal.account, _columns.changed_at < now - _KEPT)
+    journal.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
-    connection.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number="", number_digest=None))
+    journal.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number="", number_digest=None))
 
 
 def to_line(row: sa.Row[Any]) -> Line:
