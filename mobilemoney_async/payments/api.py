@@ -22,10 +22,9 @@ from mobilemoney_async.payments.feed.changes import number_changes
 from mobilemoney_async.payments.feed.consumers import ConsumerState, forget_consumer, list_consumers
 from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read_order
-from mobilemoney_async.payments.ownership.imports import import_transactions
-from mobilemoney_async.payments.ownership.matching import contradictions, query_for
+from mobilemoney_async.payments.ownership.imports import assign, import_transactions
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
-from mobilemoney_async.payments.ownership.reconciliation import adopt, look_again, lose_stale
+from mobilemoney_async.payments.ownership.reconciliation import look_again, lose_stale
 from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records import queries
@@ -211,7 +210,7 @@ class PaymentBook:
             done = journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
             return done if isinstance(done, StoreError) else attrs.evolve(done, candidates=record.candidates)
 
-        return await self._decide(key, confirm)
+        return await self._store.decide_about(key, confirm, self._utcnow)
 
     async def enqueue(
         self,
@@ -286,12 +285,9 @@ class PaymentBook:
         event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
         await self._store.flush(key=name)
         # Beside a create of this event loop, which may wait for the rate limit: the row's lock decides.
-        cancelled = await self._store.decide(
+        return await self._store.decide(
             lambda journal, now: cancel(journal, name, note=text, at=now, event=event), self._utcnow
         )
-        if isinstance(cancelled, StoreError):
-            raise cancelled
-        return cancelled
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.
@@ -412,19 +408,6 @@ class PaymentBook:
         consumer = require_name("name", name)
         if not await self._store.write(lambda journal: forget_consumer(journal, consumer)):
             raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
-
-    async def _decide(
-        self, key: str, decide: Callable[[Journal, datetime], PaymentRecord | StoreError]
-    ) -> PaymentRecord:
-        """Record a decision about a payment, and return the payment as it is then."""
-        # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
-        # lock inside `decide`, which looks at the state once more.
-        async with self._store.locks.hold(key):
-            await self._store.flush(key=key)
-            record = await self._store.decide(decide, self._utcnow)
-        if isinstance(record, StoreError):
-            raise record
-        return record
 
 
 @attrs.define(eq=False, slots=False)
@@ -584,12 +567,9 @@ class Payments(PaymentBook):
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
 
         def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
-            record = _lock_unresolved(journal, key, now)
-            if other := contradictions(query_for(record), transaction):
-                raise StoreError(f"transaction {transaction.id} has {other} than payment {key!r}", outcome="not_sent")
-            return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
+            return assign(journal, _lock_unresolved(journal, key, now), transaction, note=note, now=now)
 
-        return await self._decide(key, identify)
+        return await self._store.decide_about(key, identify, self._utcnow)
 
 
 def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:

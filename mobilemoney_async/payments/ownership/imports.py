@@ -51,23 +51,20 @@ async def import_transactions(
         row = rows.get(name)
         if row is None:
             row = (await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name})).transaction
-        number, now = phone_numbers.get(name) or international(row.phone_number), pipeline.utcnow()
-        # Under the key's lock no create of this event loop is under way, and the row's lock keeps off others.
-        async with store.locks.hold(key):
-            await store.flush(key=key)
-            work = partial(_import, key=key, transaction=row, number=number, note=note, now=now, wait=wait)
-            done.append(await store.write(work))
+        number = phone_numbers.get(name) or international(row.phone_number)
+        work = partial(_import, key=key, transaction=row, number=number, note=note, wait=wait)
+        done.append(await store.decide_about(key, work, pipeline.utcnow))
     return done
 
 
 def _import(
     journal: Journal,
+    now: datetime,
     *,
     key: str,
     transaction: Transaction,
     number: str | None,
     note: str,
-    now: datetime,
     wait: timedelta,
 ) -> PaymentRecord:
     """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
@@ -96,16 +93,16 @@ def _import(
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
     if record is None:
         record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
-    adopted = _adopt(journal, record, transaction, note=note, now=now)
+    adopted = assign(journal, record, transaction, note=note, now=now)
     if isinstance(adopted, StoreError):
         raise adopted  # someone has given it to another payment at this moment: nothing was changed here
     return adopted
 
 
-def _adopt(
+def assign(
     journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
 ) -> PaymentRecord | StoreError:
-    """Record that a payment, whatever its state, is a transaction, which must be of its kind."""
+    """Record someone's word that a payment, whatever its state, is a transaction, which must be of its kind."""
     key, name = record.key, transaction.id
     if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
         record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))

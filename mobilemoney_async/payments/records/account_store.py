@@ -163,13 +163,30 @@ class AccountStore:
         """Return once there may be changes after a number, or at a time of the event loop."""
         await watches.of(self.database).wait(self.database, self.account, number, until=until)
 
-    async def decide(self, work: Callable[[Journal, datetime], T], utcnow: Callable[[], datetime] | None = None) -> T:
+    async def decide(
+        self, work: Callable[[Journal, datetime], T | StoreError], utcnow: Callable[[], datetime] | None = None
+    ) -> T:
         """Write a decision that cannot be taken back, at the time of `Database.time_of_transaction`.
 
-        `utcnow` is the wall clock; None for that of the store.
+        An error that the work returns, rather than raises, is raised once what it has noted is committed. `utcnow` is
+        the wall clock; None for that of the store.
         """
         time_of = self.database.time_of_transaction(utcnow or self.database.wall_clock.utcnow)
-        return await self.write(lambda journal: work(journal, time_of(journal.connection)))
+        decided = await self.write(lambda journal: work(journal, time_of(journal.connection)))
+        if isinstance(decided, StoreError):
+            raise decided
+        return decided
+
+    async def decide_about(
+        self, key: str, work: Callable[[Journal, datetime], T | StoreError], utcnow: Callable[[], datetime]
+    ) -> T:
+        """Decide about a payment while no create of this event loop is under way for its key.
+
+        Other processes are kept off by the row's lock inside the work, which looks at the state once more.
+        """
+        async with self.locks.hold(key):
+            await self.flush(key=key)
+            return await self.decide(work, utcnow)
 
     async def change_state(
         self, state: AccountState, note: str | None, utcnow: Callable[[], datetime], *, by_machine: bool = False
