@@ -251,7 +251,7 @@ DEFECTS = (
     Defect(
         "a payment under way counts as lost at once",
         "payments/creates/attempts.py",
-        "lives=lives + _MARGIN,",
+        "lives=lives + REQUEST_MARGIN,",
         "lives=-3_600.0,",
     ),
     Defect(

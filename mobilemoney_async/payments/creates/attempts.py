@@ -33,14 +33,12 @@ from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.payments.creates.beginning import begin_payment
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, AccountStore
 from mobilemoney_async.payments.records.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds for which a request may live beyond its attempt's time-out; see `RecordedAttempts.sending`.
-_MARGIN = 5.0
 # Seconds between attempts to record an answer while the database is away.
 _SAVE_PAUSES = (0.1, 0.5, 1.0)
 _EVENTS: Mapping[CallOutcome, PaymentEvent] = {
@@ -125,7 +123,7 @@ class RecordedAttempts:
                 self.request,
                 expected=expected,
                 sent_at=sent_at,
-                lives=lives + _MARGIN,
+                lives=lives + REQUEST_MARGIN,
                 asked_at=self.asked_at,
             )
 
@@ -148,7 +146,7 @@ class RecordedAttempts:
         self.attempt = made[0]
         if self.attempt is None:
             raise KeyTakenError
-        return waited + _MARGIN
+        return waited + REQUEST_MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

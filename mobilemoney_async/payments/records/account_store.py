@@ -27,6 +27,9 @@ T = TypeVar("T")
 
 _MOST_SEEN = 20_000
 
+REQUEST_MARGIN = 5.0
+"""Seconds for which a request may live beyond its attempt's time-out; see `RecordedAttempts.sending`."""
+
 
 class KeyedLock:
     """Locks by name, in each event loop: creates under one key wait for each other, and so do those of one kind.
@@ -208,9 +211,9 @@ class AccountStore:
     def settles_after(self, timeout: float) -> timedelta:
         """Return for how long after its first sighting a transaction may be that of a request of `timeout` seconds.
 
-        A request may live five seconds beyond its time-out, and the list may show it `grace` seconds later.
+        The list may show it `grace` seconds after its end.
         """
-        return timedelta(seconds=self.grace + timeout + 5)
+        return timedelta(seconds=self.grace + timeout + REQUEST_MARGIN)
 
     def attach(self) -> None:
         """Count one more client."""
