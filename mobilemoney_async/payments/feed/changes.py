@@ -30,7 +30,6 @@ from mobilemoney_async.database.schema import (
     consumers,
     payments,
     retries,
-    unmatched,
 )
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.feed.payment_change import ChangeReader, PaymentChange
@@ -39,10 +38,9 @@ from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import (
     PaymentRecord,
     PaymentState,
-    UnclaimedTransaction,
 )
 from mobilemoney_async.payments.records.rows import to_record
-from mobilemoney_async.payments.records.unmatched import find_lines
+from mobilemoney_async.payments.records.unmatched import lines_of
 
 # Changes that are numbered in one transaction.
 _AT_ONCE = 5_000
@@ -182,7 +180,7 @@ def read_some(
 
 def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeReader | None) -> list[FeedEntry]:
     found = list(rows)
-    others = _find_others(journal, [row.name for row in found if not row.entry])
+    others = lines_of(journal, (row.name for row in found if not row.entry))
     records: dict[str, PaymentRecord] = {}  # the changes of a payment often come together
     entries: list[FeedEntry] = []
     for row in found:
@@ -199,16 +197,11 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
             status=None if status is None else TransactionStatus(status),
             at=at,
             record=record,
-            transaction=other,
+            transaction=None if other is None else other.shown,
             reader=reader,
         )
         entries.append(FeedEntry(number, name, change))
     return entries
-
-
-def _find_others(journal: Journal, ids: Sequence[str]) -> dict[str, UnclaimedTransaction]:
-    found = [line.shown for some in chunks(ids) for line in find_lines(journal, unmatched.c.transaction_id.in_(some))]
-    return {each.transaction_id: each for each in found}
 
 
 def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | None:

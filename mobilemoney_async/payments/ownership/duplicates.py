@@ -42,6 +42,7 @@ from mobilemoney_async.payments.records.unmatched import (
     MAY_HAVE_PAID,
     explained,
     find_lines,
+    lines_of,
 )
 
 # For how long after its first sighting a surplus transaction stops other payments of its kind.
@@ -135,8 +136,7 @@ class DuplicateGuard:
         """
         if suspect is None:
             return
-        found = find_lines(journal, _columns.transaction_id == suspect)
-        if any(each.shown.is_gap for each in found):
+        if any(each.shown.is_gap for each in lines_of(journal, [suspect]).values()):
             raise forgotten(suspect, request.key)
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
         lines = find_lines(journal, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)

@@ -13,7 +13,7 @@ from mobilemoney_async.contract.comparison import international, may_be_number, 
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import insert_missing, payments, unmatched
+from mobilemoney_async.database.schema import insert_missing, payments
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import contradictions, query_for
@@ -24,7 +24,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
-from mobilemoney_async.payments.records.unmatched import find_lines
+from mobilemoney_async.payments.records.unmatched import lines_of
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
 
 # Transactions that are fetched one by one, rather than listed.
@@ -37,9 +37,8 @@ async def import_transactions(
 ) -> list[PaymentRecord]:
     """Import transactions that no payment owns; see `Payments.recover`."""
     pipeline = unhurried(pipeline)
-    named = unmatched.c.transaction_id.in_([*keys.values()])
-    known = await store.read(lambda journal: find_lines(journal, named))
-    times = [each.shown.created_at for each in known if each.shown.created_at is not None]
+    known = await store.read(lambda journal: lines_of(journal, keys.values()))
+    times = [each.shown.created_at for each in known.values() if each.shown.created_at is not None]
     rows: dict[str, Transaction] = {}
     if len(keys) > _FEW and times:
         first_day = shift(min(times), -_DAY).date()
@@ -77,8 +76,7 @@ def _import(
     owner = owners(journal, [name]).get(name)
     if owner is not None:
         raise _refused(f"transaction {name} is payment {owner.key!r} already")
-    known = next(iter(find_lines(journal, unmatched.c.transaction_id == name)), None)
-    made_at = transaction.created_at
+    known, made_at = lines_of(journal, [name]).get(name), transaction.created_at
     if known is None or known.shown.status == "":  # no list has shown it
         is_young, kind = made_at is not None and now < shift(made_at, wait), transaction.type
     else:

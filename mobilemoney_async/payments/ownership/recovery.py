@@ -51,10 +51,10 @@ from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks, owners
+from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
-from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines, lines_of
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -344,9 +344,8 @@ class Recovery:
         noted = set(facts.lost)
         # Candidates that the store has seen before: not those that were found while it was to be compared.
         named = {name for each in open_ones for name in each.candidates}
-        for some in chunks(named.intersection(row.id for row in walk.rows)):
-            known = find_lines(journal, unmatched.c.transaction_id.in_(some))
-            noted.update(each.id for each in known if facts.lives.hold(each.shown.first_seen_at))
+        known = lines_of(journal, named.intersection(row.id for row in walk.rows))
+        noted.update(name for name, each in known.items() if facts.lives.hold(each.shown.first_seen_at))
         since = shift(due.newest, skew.low - CLOCKS)
         recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
         rows = [row for row in recent if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]

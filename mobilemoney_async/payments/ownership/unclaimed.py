@@ -46,7 +46,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, thin
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, lines_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id, valid_name
 
@@ -317,10 +317,8 @@ def _look(
         The account's row, None before its first payment; the payments that own them, by transaction id; the lines of
         others, by id; and the account's merchant, if known.
     """
-    lines, owned = dict[str, Line](), owners(journal, ids)
-    for some in chunks(ids):
-        lines |= {each.id: each for each in find_lines(journal, _columns.transaction_id.in_(some))}
-    return journal.find_account(), owned, lines, merchant_of(journal, rows, owned)
+    owned = owners(journal, ids)
+    return journal.find_account(), owned, lines_of(journal, ids), merchant_of(journal, rows, owned)
 
 
 def record_lost(

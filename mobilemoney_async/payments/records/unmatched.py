@@ -26,6 +26,7 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import erasures, unmatched
 from mobilemoney_async.database.serialization import load_amount, shorten
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import select_among
 from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.values import mask_phone_number
@@ -33,8 +34,6 @@ from mobilemoney_async.values import mask_phone_number
 FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 """Final states in which no money has moved: such a transaction stops nothing."""
 
-# Transaction ids in one statement.
-_IDS_AT_ONCE = 500
 # For how long an explained or owned transaction is kept with its masked number.
 _KEPT = timedelta(days=30)
 # Digits of a masked number that rule out others.
@@ -147,6 +146,13 @@ def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
     return [to_line(row) for row in rows]
 
 
+def lines_of(journal: Journal, transaction_ids: Iterable[str]) -> dict[str, Line]:
+    """Return the lines of some transactions, by their ids."""
+    statement = LINES.where(_columns.account == journal.account)
+    rows = select_among(journal, statement, _columns.transaction_id, transaction_ids)
+    return {row.transaction_id: to_line(row) for row in rows}
+
+
 def explained(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that someone has explained."""
     return _named(journal, transaction_ids, _columns.explained_at.is_not(None))
@@ -159,11 +165,8 @@ def lost_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]
 
 def _named(journal: Journal, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]) -> frozenset[str]:
     statement = sa.select(_columns.transaction_id).where(_columns.account == journal.account, which)
-    found: set[str] = set()
-    for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
-        some = _columns.transaction_id.in_(transaction_ids[start : start + _IDS_AT_ONCE])
-        found.update(journal.execute(statement.where(some)).scalars())
-    return frozenset(found)
+    rows = select_among(journal, statement, _columns.transaction_id, transaction_ids)
+    return frozenset(row.transaction_id for row in rows)
 
 
 def explain(
@@ -180,7 +183,7 @@ def explain(
     may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
     if not journal.execute(unmatched.update().where(*here, may_explain).values(said)).rowcount:
         return None
-    return find_lines(journal, *here)[0].shown
+    return lines_of(journal, [transaction_id])[transaction_id].shown
 
 
 def thin(journal: Journal, now: datetime) -> None:
