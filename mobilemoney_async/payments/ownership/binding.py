@@ -227,12 +227,7 @@ class Binding:
 
     async def save(self, **values: Any) -> None:
         """Change the account's row."""
-
-        def save(journal: Journal) -> None:
-            journal.lock_account()
-            journal.change_account(**values)
-
-        await self._store.write(save, share_key="")
+        await self._store.write(lambda journal: journal.change_account(**values), share_key="")
 
     async def _name_credentials(self) -> str:
         if self._named is not None:

@@ -64,9 +64,6 @@ _BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
 _ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
 _MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
-_LEARN_MERCHANT = accounts.update().where(
-    accounts.c.account == sa.bindparam("of_account"), sa.func.coalesce(accounts.c.merchant_id, "") == ""
-)
 _BY_TRANSACTION_LOCKED = (
     _OF_ACCOUNT.add_columns(_MERCHANT.label("merchant_id"))
     .where(_columns.transaction_id == sa.bindparam("of_transaction"))
@@ -191,7 +188,8 @@ class Journal:
         return lock_row(self.connection, accounts, {"account": self.account})
 
     def change_account(self, **values: Any) -> None:
-        """Change columns of the account's row, if there is one."""
+        """Change columns of the account's row, which is made if need be, and locked until the commit."""
+        self.lock_account()
         self.execute(accounts.update().where(accounts.c.account == self.account).values(values))
 
     def number_key(self) -> str:
@@ -390,7 +388,7 @@ class Journal:
             self.change(row.key, values)
         if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
-            self.learn_merchant(transaction.merchant_id)
+            self.change_account(merchant_id=transaction.merchant_id)
         return None
 
     def keep_final_state(self, transaction_id: str, *, note: str, at: datetime) -> bool:
@@ -431,10 +429,6 @@ class Journal:
             self.change(row.key, {**reason_columns(reason), "error": str(reason)})
             self.note(row.key, at=at, what="contradiction", source=source, detail=str(reason))
         return StoreError(f"payment {row.key!r}: {reason}", outcome="unknown")
-
-    def learn_merchant(self, merchant_id: str | None) -> None:
-        """Note the account's merchant at the service, if it is not known."""
-        self.execute(_LEARN_MERCHANT, {"of_account": self.account, "merchant_id": merchant_id})
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
