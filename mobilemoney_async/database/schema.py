@@ -86,7 +86,7 @@ WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND
 
 # No bare column: SQLite would rather look through all final payments, by the index on states.
 IS_CONTRADICTED: sa.TextClause = sa.text("(state || '' IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
-"""The payment has a transaction that contradicts it, or a final state that has changed: see `Journal.record_seen`."""
+"""The payment has a transaction that contradicts it, or a final state that has changed: see `record_seen`."""
 
 _KIND = ("account", "type", "phone_number", "amount")
 _QUEUED = sa.text("state = 'QUEUED'")

@@ -29,7 +29,8 @@ from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records import queries
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     CLAIMED,
     EXPLAINED,
@@ -42,6 +43,7 @@ from mobilemoney_async.payments.records.record import (
     is_stale,
     move,
 )
+from mobilemoney_async.payments.records.transaction_states import keep_final_state
 from mobilemoney_async.payments.records.unmatched import explain
 from mobilemoney_async.values import (
     hide,
@@ -328,7 +330,7 @@ class PaymentBook:
         who = None if by is None else require_name("by", by)
 
         def say(journal: Journal, now: datetime) -> UnclaimedTransaction | None:
-            keeps = journal.keep_final_state(name, note=text, at=now)
+            keeps = keep_final_state(journal, name, note=text, at=now)
             look_again(journal, name, at=now)
             return explain(journal, name, note=text, by=who, at=now, owned=keeps)
 

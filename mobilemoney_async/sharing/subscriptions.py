@@ -24,6 +24,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import Source
+from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.polling.sharing import Outgoing, StatusUpdate, Subscription
 from mobilemoney_async.values import shown_id
 
@@ -79,7 +80,7 @@ def write_updates(
         if final is None and not is_holder:
             continue
         if final is not None:
-            contradiction = journal.record_seen(final, source=Source.POLL, at=at)
+            contradiction = record_seen(journal, final, source=Source.POLL, at=at)
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
                 each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901

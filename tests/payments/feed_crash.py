@@ -26,9 +26,11 @@ from mobilemoney_async.payments.creates.beginning import begin_payment
 from mobilemoney_async.payments.feed import feed
 from mobilemoney_async.payments.outbox.outbox import read_order
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, Source
+from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.crash_worker import fork
@@ -100,7 +102,7 @@ def take_step(journal: Journal, key: str) -> None:
         assert journal.save(entry) is None
     elif record.state is PaymentState.ACKNOWLEDGED:
         shown = samples.settled(id=f"T-{key}", amount=str(record.amount), phone_number=record.phone_number)
-        assert journal.record_seen(load(Transaction, json.dumps(shown)), source=Source.POLL, at=now) is None
+        assert record_seen(journal, load(Transaction, json.dumps(shown)), source=Source.POLL, at=now) is None
 
 
 async def keep_books(url: str, seed: int) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.records import transaction_states
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.payments.store import account_store
@@ -214,7 +215,10 @@ async def leave(world: World, key: str = "order-1") -> None:
 
 async def record_seen(world: World, transaction: Transaction) -> Any:
     """Record a transaction as another process does that sees it; return the contradiction, if it is one."""
-    return await write(world, lambda journal: journal.record_seen(transaction, source=Source.POLL, at=world.utcnow()))
+    return await write(
+        world,
+        lambda journal: transaction_states.record_seen(journal, transaction, source=Source.POLL, at=world.utcnow()),
+    )
 
 
 async def write(world: World, work: Callable[[Journal], Any]) -> Any:

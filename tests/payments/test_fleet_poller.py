@@ -31,7 +31,8 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.payments.creates.beginning import begin_payment
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import pending_ids
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller

@@ -51,9 +51,11 @@ from mobilemoney_async.payments.ownership.reconciliation import (
 )
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.payouts import Payouts
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.records.transaction_states import record_seen
 from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
 from tests.support.patience import PATIENCE, wait_until
@@ -266,9 +268,9 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "queued again": lambda journal: enqueue(journal, REQUEST, QueueOptions(priority=5), LATER),
     },
     "ACKNOWLEDGED": {
-        "final": lambda journal: journal.record_seen(SEEN, source=Source.POLL, at=LATER),
-        "final otherwise": lambda journal: journal.record_seen(
-            attrs.evolve(SEEN, status=TransactionStatus.SUCCESS), source=Source.POLL, at=LATER
+        "final": lambda journal: record_seen(journal, SEEN, source=Source.POLL, at=LATER),
+        "final otherwise": lambda journal: record_seen(
+            journal, attrs.evolve(SEEN, status=TransactionStatus.SUCCESS), source=Source.POLL, at=LATER
         ),
         "counted": count_up(""),
         "counted again": count_up(""),

@@ -101,10 +101,10 @@ DEFECTS = (
     ),
     Defect(  # a payment adopted as final of which no reader heard
         "the end of an adopted payment is not published",
-        "payments/records/journal.py",
-        "            self.record(row.key, PaymentEvent.FINISH, *final",
-        "            if row.is_adopted:\n                self._change(row.key, values)\n            else:\n"
-        "                self.record(row.key, PaymentEvent.FINISH, *final",
+        "payments/records/transaction_states.py",
+        "        journal.record(row.key, PaymentEvent.FINISH, *final",
+        "        if row.is_adopted:\n            journal.change(row.key, values)\n        else:\n"
+        "            journal.record(row.key, PaymentEvent.FINISH, *final",
     ),
     Defect(  # an order's state that went back
         "a late loss takes back what was found",
@@ -276,7 +276,7 @@ DEFECTS = (
     ),
     Defect(
         "the late answer of an earlier attempt counts for the next one",
-        "payments/records/journal.py",
+        "payments/records/entries.py",
         "if entry.attempt not in {None, row.attempt}:",
         "if entry.attempt not in {None, entry.attempt}:",
     ),

@@ -34,7 +34,8 @@ from mobilemoney_async.payments.creates.beginning import begin_payment
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, AccountStore
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

@@ -34,7 +34,8 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.records.account_state import STATE, require_active
 from mobilemoney_async.payments.records.account_status import describe
-from mobilemoney_async.payments.records.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.reasons import Reason
 from mobilemoney_async.payments.records.record import (

@@ -14,6 +14,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, Source
+from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import shown_id
@@ -46,7 +47,7 @@ async def compare_final_states(
     def note(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
         told = []
         for record, row in changed:
-            if journal.record_seen(row, source=Source.POLL, at=now) is not None:
+            if record_seen(journal, row, source=Source.POLL, at=now) is not None:
                 found = journal.find(record.key)
                 told += [(record, row)] if found is not None and found.cause is PaymentCause.CHANGED else []
         return told

@@ -24,6 +24,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
+from mobilemoney_async.payments.records.transaction_states import take_final_state
 from mobilemoney_async.payments.records.unmatched import lines_of
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
 
@@ -71,7 +72,7 @@ def _import(
     if record is not None and record.transaction_id == name:
         if record.cause is not PaymentCause.CHANGED or not transaction.is_final:
             return record  # imported before
-        journal.take_final_state(record, attrs.evolve(transaction, type=record.type), note=note, at=now)
+        take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
         return journal.find(key) or record
     owner = owners(journal, [name]).get(name)
     if owner is not None:

@@ -35,7 +35,8 @@ from mobilemoney_async.payments.ownership.matching import (
     query_for,
 )
 from mobilemoney_async.payments.records.due import neighbours
-from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal, JournalEntry
+from mobilemoney_async.payments.records.entries import JournalEntry
+from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     LISTINGS,
@@ -46,6 +47,7 @@ from mobilemoney_async.payments.records.record import (
     Source,
 )
 from mobilemoney_async.payments.records.rows import reason_columns, to_record
+from mobilemoney_async.payments.records.transaction_states import record_seen
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -238,7 +240,7 @@ def adopt(
     )
     if isinstance(adopted, StoreError):
         return adopted
-    journal.record_seen(transaction, source=source, at=at)
+    record_seen(journal, transaction, source=source, at=at)
     if source is Source.PERSON and not _is_of_request(journal, record, transaction, at=at):
         journal.update(record.key, {"ended_at": None})  # so no listing is compared with it
     look_again(journal, transaction.id, at=at)

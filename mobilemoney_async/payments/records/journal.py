@@ -13,7 +13,6 @@ create. Values that differ from call to call are bound parameters.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +22,8 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, is_same_payment
-from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.comparison import ERASED
+from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
@@ -37,9 +36,9 @@ from mobilemoney_async.database.schema import (
     lock_row,
     payments,
 )
-from mobilemoney_async.database.serialization import dump, load, shorten
+from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
-from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.entries import JournalEntry, columns_of, detail_of, problem_of
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
     PaymentRecord,
@@ -49,8 +48,7 @@ from mobilemoney_async.payments.records.record import (
     move,
     stops_kind,
 )
-from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest, reason_columns, to_record
-from mobilemoney_async.values import valid_name
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest, to_record
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -58,18 +56,12 @@ WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
 """An attempt of the payment was released, or certainly failed: few of many."""
 
 _columns = payments.c
-_OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
-_BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
+PAYMENTS = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
+_BY_KEY = PAYMENTS.where(_columns.key == sa.bindparam("of_key"))
 _BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
 _ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
-_MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
-_BY_TRANSACTION_LOCKED = (
-    _OF_ACCOUNT.add_columns(_MERCHANT.label("merchant_id"))
-    .where(_columns.transaction_id == sa.bindparam("of_transaction"))
-    .with_for_update()
-)
-_DUPLICATE = _OF_ACCOUNT.where(
+_DUPLICATE = PAYMENTS.where(
     _columns.type == sa.bindparam("of_type"),
     _columns.phone_number == sa.bindparam("of_phone_number"),
     _columns.amount == sa.bindparam("of_amount"),
@@ -125,32 +117,6 @@ _PUBLISH_AT = _CHANGED.values(at=_at).inline()
 _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
-
-
-@attrs.frozen
-class JournalEntry:
-    """Event of one attempt of a payment, the latest if `attempt` is None.
-
-    Attributes:
-        detail: For the history.
-        acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
-        is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
-        code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
-        candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
-        reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
-    """
-
-    key: str
-    attempt: int | None
-    event: PaymentEvent
-    source: Source
-    at: datetime
-    detail: str | None = None
-    acknowledgement: Acknowledgement | None = None
-    is_certain: bool | None = None
-    code: str | None = None
-    candidates: tuple[str, ...] = ()
-    reason: Reason | None = None
 
 
 @attrs.define(eq=False)
@@ -279,25 +245,25 @@ class Journal:
         names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
         row = run(self.connection, _SAVED, {"of_account": self.account, **names}).one_or_none()
         if row is None:
-            said = f"the store has forgotten payment {entry.key!r} ({_detail(entry)}), as after a restored backup"
+            said = f"the store has forgotten payment {entry.key!r} ({detail_of(entry)}), as after a restored backup"
             return StoreError(said, outcome="unknown")
         if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
             return None
         state = PaymentState(row.state)
         target = move(state, entry.event)
-        problem = _problem(entry, row)
+        problem = problem_of(entry, row)
         if target is None or problem is not None:
-            return self._contradict(entry, problem or f"is {state} already")
+            return self.contradict(entry, problem or f"is {state} already")
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
-        values = _values(row.ended_at, entry, target) | {"stops_kind": stops_kind(target, row.type)}
+        values = columns_of(entry, row.ended_at, target) | {"stops_kind": stops_kind(target, row.type)}
         change = (entry.event, target, values.get("status", row.status))
         if entry.event is PaymentEvent.ADOPT or (values["stops_kind"] and not row.stops_kind):
             failure, values = self._move(row, entry, values), {}
             if failure is not None:
                 return failure
         if target is not state:
-            self.record(row.key, *change, at=entry.at, source=entry.source, detail=_detail(entry), values=values)
+            self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail_of(entry), values=values)
         elif values:
             self.change(row.key, values)
         if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
@@ -334,7 +300,7 @@ class Journal:
             owner = self.execute(sa.select(_OWNER), names).scalar_one()
             if owner in {None, entry.key}:
                 raise  # refused for another reason, a trigger say
-            return self._contradict(entry, f"belongs to another payment ({owner})")
+            return self.contradict(entry, f"belongs to another payment ({owner})")
         return None
 
     def stop(self, row: sa.Row[Any], values: Mapping[str, Any]) -> str | None:
@@ -351,84 +317,6 @@ class Journal:
                 raise  # refused for another reason, a trigger say
             return other.key
         return None
-
-    def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
-        """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
-        of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
-        row = self.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
-        status = str(transaction.status)
-        if row is not None:
-            mismatch = _mismatch(row, transaction)
-            if mismatch is not None:
-                return self._hold_open(row, mismatch, source=source, at=at)
-            # The list may have its own word for the type, by which no state is known to be final.
-            number = "erased" if row.phone_number.startswith(ERASED) else transaction.phone_number
-            transaction = attrs.evolve(transaction, type=TransactionType(row.type), phone_number=number)
-        if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
-            return None
-        if row.state == PaymentState.FINAL:
-            changed = Reason(PaymentCause.CHANGED, status)
-            if transaction.is_final and (row.cause, row.about) == (changed.cause.value, changed.about):
-                return None  # told before
-            if transaction.is_final:
-                self.change(row.key, reason_columns(changed))
-                if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
-                    self.stop(row, {"stops_kind": True})  # money may have moved after all
-                    self._cancel_retry(row, source=source, at=at)
-            entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
-            return self._contradict(entry, f"was finally {row.status}, and is {status}")
-        values: dict[str, Any] = {"status": status}
-        if transaction.is_final:
-            values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
-            values |= {**reason_columns(None), "error": None} if row.cause else {}
-            values["external_id"] = row.external_id or valid_name(transaction.external_id)
-            final = (PaymentState.FINAL, status)
-            self.record(row.key, PaymentEvent.FINISH, *final, at=at, source=source, detail=status, values=values)
-        else:
-            self.change(row.key, values)
-        if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
-            # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
-            self.change_account(merchant_id=transaction.merchant_id)
-        return None
-
-    def keep_final_state(self, transaction_id: str, *, note: str, at: datetime) -> bool:
-        """Keep the first of two final states of a payment's transaction; return False if it has not shown two.
-
-        The caller explains the transaction, so that the other state is not reported again.
-        """
-        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
-        row = self.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
-        if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
-            return False
-        self.change(row.key, {**reason_columns(None), "stops_kind": False})
-        self.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
-        return True
-
-    def take_final_state(self, record: PaymentRecord, transaction: Transaction, *, note: str, at: datetime) -> None:
-        """Take the final state that the service shows now for a payment's transaction, which had another one."""
-        status = str(transaction.status)
-        if record.phone_number.startswith(ERASED):
-            transaction = attrs.evolve(transaction, phone_number="erased")
-        values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
-        values |= reason_columns(None)
-        change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
-        self.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
-
-    def _cancel_retry(self, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
-        """Take a payment out of the queue that a retry has made in place of another one, which was paid after all."""
-        later: sa.Row[Any] | None = row
-        while later is not None and later.next_key is not None:
-            later = self.row(later.next_key, lock=True)
-        if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
-            said = f"payment {row.key!r}, which it repeats, has turned to SUCCESS"
-            self.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=said))
-
-    def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
-        """Note, once, why a payment is not final though its transaction is, and return the error for it."""
-        if row.state == PaymentState.ACKNOWLEDGED and row.cause != reason.cause:
-            self.change(row.key, {**reason_columns(reason), "error": str(reason)})
-            self.note(row.key, at=at, what="contradiction", source=source, detail=str(reason))
-        return StoreError(f"payment {row.key!r}: {reason}", outcome="unknown")
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
@@ -498,72 +386,12 @@ class Journal:
         self.insert(changes, name=transaction_id, entry=0, status=shorten(status), at=at)
         self.has_changes = True
 
-    def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:
+    def contradict(self, entry: JournalEntry, problem: str) -> StoreError:
         """Note in the history, with its reason, that an event contradicts the record; return the error for it."""
         subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
         message = f"{entry.event.value}: {subject} {problem}"
-        reason = entry.detail if entry.acknowledgement is not None else _detail(entry)
+        reason = entry.detail if entry.acknowledgement is not None else detail_of(entry)
         if reason is not None:
             message += f" ({reason})"
         self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
-
-
-def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
-    """Return the columns that an event changes."""
-    acknowledged = entry.acknowledgement
-    values: dict[str, Any] = {"state": target, "changed_at": entry.at}
-    if ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
-        values["ended_at"] = entry.at
-    if acknowledged is not None:
-        values |= {
-            "transaction_id": acknowledged.transaction_id,
-            "reference": acknowledged.reference,
-            "status": shorten(str(acknowledged.status_code)),
-            "acknowledgement": dump(acknowledged),
-            "candidates": None,
-            **reason_columns(None),
-            "is_adopted": entry.event is PaymentEvent.ADOPT,
-        }
-    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
-        values["error"] = entry.detail and shorten(entry.detail)
-    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
-        values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
-        values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
-    if entry.event is PaymentEvent.LOSE:
-        # A listing that began before the request ended proves nothing.
-        values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
-    if entry.event is PaymentEvent.CONFIRM_ABSENT:
-        values |= {"candidates": None, "looked_at": None, "look_passed": None, "next_look_at": None}
-        values |= reason_columns(None)
-    if entry.reason is not None:
-        values |= reason_columns(entry.reason)
-    if entry.candidates:
-        values["candidates"] = json.dumps(entry.candidates)
-    return values
-
-
-def _problem(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
-    """Return why an event cannot be one of a payment's row, other than by its state, or None."""
-    if row.owner is not None:
-        return f"belongs to another payment ({row.owner})"
-    if entry.attempt not in {None, row.attempt}:
-        return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
-    return None
-
-
-def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
-    """Return why a transaction cannot be that of a payment's row, or None."""
-    if transaction.merchant_id and row.merchant_id not in {None, "", transaction.merchant_id}:
-        return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
-    if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
-        return None
-    return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
-
-
-def _detail(entry: JournalEntry) -> str | None:
-    """Return the history's words for an event: the transactions that an answer has named, and the reason."""
-    named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
-    if entry.acknowledgement is not None:
-        named = (entry.acknowledgement.transaction_id,)
-    return ": ".join(filter(None, [" ".join(named), entry.detail])) or None

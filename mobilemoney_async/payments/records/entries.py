@@ -1,0 +1,93 @@
+"""Entries of a payment's journal, and the columns of its row that each changes. Pure."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.database.serialization import dump, shorten
+from mobilemoney_async.payments.records.reasons import Reason
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, Source
+from mobilemoney_async.payments.records.rows import reason_columns
+
+
+@attrs.frozen
+class JournalEntry:
+    """Event of one attempt of a payment, the latest if `attempt` is None.
+
+    Attributes:
+        detail: For the history.
+        acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
+        is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
+        code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
+        candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
+        reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
+    """
+
+    key: str
+    attempt: int | None
+    event: PaymentEvent
+    source: Source
+    at: datetime
+    detail: str | None = None
+    acknowledgement: Acknowledgement | None = None
+    is_certain: bool | None = None
+    code: str | None = None
+    candidates: tuple[str, ...] = ()
+    reason: Reason | None = None
+
+
+def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentState) -> dict[str, Any]:
+    """Return the columns that an event changes."""
+    acknowledged = entry.acknowledgement
+    values: dict[str, Any] = {"state": target, "changed_at": entry.at}
+    if ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
+        values["ended_at"] = entry.at
+    if acknowledged is not None:
+        values |= {
+            "transaction_id": acknowledged.transaction_id,
+            "reference": acknowledged.reference,
+            "status": shorten(str(acknowledged.status_code)),
+            "acknowledgement": dump(acknowledged),
+            "candidates": None,
+            **reason_columns(None),
+            "is_adopted": entry.event is PaymentEvent.ADOPT,
+        }
+    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
+        values["error"] = entry.detail and shorten(entry.detail)
+    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
+        values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
+        values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
+    if entry.event is PaymentEvent.LOSE:
+        # A listing that began before the request ended proves nothing.
+        values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+    if entry.event is PaymentEvent.CONFIRM_ABSENT:
+        values |= {"candidates": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+        values |= reason_columns(None)
+    if entry.reason is not None:
+        values |= reason_columns(entry.reason)
+    if entry.candidates:
+        values["candidates"] = json.dumps(entry.candidates)
+    return values
+
+
+def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
+    """Return why an event cannot be one of a payment's row, other than by its state, or None."""
+    if row.owner is not None:
+        return f"belongs to another payment ({row.owner})"
+    if entry.attempt not in {None, row.attempt}:
+        return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
+    return None
+
+
+def detail_of(entry: JournalEntry) -> str | None:
+    """Return the history's words for an event: the transactions that an answer has named, and the reason."""
+    named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
+    if entry.acknowledgement is not None:
+        named = (entry.acknowledgement.transaction_id,)
+    return ": ".join(filter(None, [" ".join(named), entry.detail])) or None
