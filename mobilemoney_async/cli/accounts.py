@@ -36,7 +36,7 @@ from mobilemoney_async.payments.records.account_status import (
 from mobilemoney_async.values import require_text
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.account_store import AccountStore
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def of_all_accounts(
 
     async def run_all() -> dict[str, Sequence[T]]:
         store = open_store_of(find_store(service))
-        from mobilemoney_async.payments.api import PaymentBook
+        from mobilemoney_async.payments.book import PaymentBook
         from mobilemoney_async.payments.store import account_store
 
         try:

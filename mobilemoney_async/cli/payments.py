@@ -42,7 +42,7 @@ from mobilemoney_async.values import shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.book import PaymentBook
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from mobilemoney_async.configuration.settings import Settings, names_service, re
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.api import PaymentBook
+    from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.store import SQLStore
 
@@ -52,7 +52,7 @@ def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settin
     """Run work that needs the payments of the store alone."""
 
     async def with_book(store: AccountStore) -> T:
-        from mobilemoney_async.payments.api import PaymentBook
+        from mobilemoney_async.payments.book import PaymentBook
 
         return await work(PaymentBook(store))
 

@@ -39,8 +39,8 @@ from mobilemoney_async.values import csv_cell, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.api import PaymentBook
     from mobilemoney_async.payments.audit.report import AuditReport, AuditTotal
+    from mobilemoney_async.payments.book import PaymentBook
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV_HEADER = (

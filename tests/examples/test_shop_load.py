@@ -21,7 +21,7 @@ import attrs
 import pytest
 
 from mobilemoney_async import PaymentState, SQLStore
-from mobilemoney_async.payments.api import PaymentBook
+from mobilemoney_async.payments.book import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.patience import PATIENCE, until

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.api import PaymentBook
+from mobilemoney_async.payments.book import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import page_answer
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world, on_asyncio

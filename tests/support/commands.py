@@ -15,7 +15,7 @@ import anyio.from_thread
 import pytest
 
 from mobilemoney_async import PaymentRecord, SQLStore
-from mobilemoney_async.payments.api import PaymentBook
+from mobilemoney_async.payments.book import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.patience import PATIENCE
