@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.schema import accounts, changes, is_among
+from mobilemoney_async.database.schema import IS_NEW, accounts, changes, is_among
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.waiting import Leader, PerLoop, Waiter, task_group
@@ -126,7 +126,7 @@ class ChangeWatch:
 
         def look(connection: sa.Connection) -> tuple[set[str], dict[str, int]]:
             run, of_change, of_account = connection.execute, changes.c.account, accounts.c.account
-            is_new = sa.select(of_change).where(sa.text("number IS NULL"), is_among(connection, of_change, names))
+            is_new = sa.select(of_change).where(IS_NEW, is_among(connection, of_change, names))
             last = sa.select(of_account, accounts.c.feed_last).where(is_among(connection, of_account, names))
             return set(run(is_new.distinct()).scalars()), {row.account: row.feed_last for row in run(last)}
 

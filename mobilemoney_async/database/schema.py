@@ -88,8 +88,13 @@ WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND
 IS_CONTRADICTED: sa.TextClause = sa.text("(state || '' IN ('ACKNOWLEDGED', 'FINAL') AND cause IS NOT NULL)")
 """The payment has a transaction that contradicts it, or a final state that has changed: see `record_seen`."""
 
+IS_QUEUED: sa.TextClause = sa.text("state = 'QUEUED'")
+"""The payment waits in the queue."""
+
+IS_NEW: sa.TextClause = sa.text("number IS NULL")
+"""The change has no number yet."""
+
 _KIND = ("account", "type", "phone_number", "amount")
-_QUEUED = sa.text("state = 'QUEUED'")
 
 payments: sa.Table = _account_table(
     "payment_records",
@@ -135,7 +140,7 @@ payments: sa.Table = _account_table(
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_sent", sa.text("sent_at IS NOT NULL"), "account", "sent_at"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
-    _partial_index("mobilemoney_payment_records_queue", _QUEUED, "account", "priority", "created_at"),
+    _partial_index("mobilemoney_payment_records_queue", IS_QUEUED, "account", "priority", "created_at"),
     _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
     _partial_index("mobilemoney_payment_records_contradicted", IS_CONTRADICTED, "account", "created_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
@@ -166,7 +171,7 @@ changes: sa.Table = _account_table(
     sa.Column("at", UTCDateTime, nullable=False),
     sa.Column("number", sa.BigInteger),
     sa.Index("mobilemoney_changes_number", "account", "number", unique=True),
-    _partial_index("mobilemoney_changes_new", sa.text("number IS NULL"), "account", "at"),
+    _partial_index("mobilemoney_changes_new", IS_NEW, "account", "at"),
 )
 
 # Readers of an account's changes, and the number up to which each is done. `tried` is the first change that was handed

@@ -44,14 +44,13 @@ from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.account_status import AccountState, Erasure
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState, Source
+from mobilemoney_async.payments.records.record import CLOSED, PaymentState, Source
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)
 _MOST_NAMED = 20
 _columns = payments.c
-_CLOSED = frozenset(PaymentState) - UNIDENTIFIED - {PaymentState.QUEUED, PaymentState.ACKNOWLEDGED}
 # In place of a text that may name someone.
 _ERASED = "erased"
 
@@ -133,7 +132,7 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
     is_recent = sa.and_(
         _columns.changed_at >= at - _COMPARED, sa.or_(_columns.state == PaymentState.RELEASED, WAS_REFUSED_SOFTLY)
     )
-    is_open = sa.or_(_columns.state.not_in(_CLOSED), IS_CONTRADICTED, is_recent)
+    is_open = sa.or_(_columns.state.not_in(CLOSED), IS_CONTRADICTED, is_recent)
     keys = run(sa.select(_columns.key).where(here, of_payment, is_open).order_by(_columns.key).limit(_MOST_NAMED + 1))
     waiting = (
         sa.select(batches.c.id)
@@ -157,7 +156,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     run, rows = journal.execute, Counter[str]()
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
-        of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(_CLOSED))
+        of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(CLOSED))
         named = (_columns.key, _columns.state, _columns.transaction, _columns.acknowledgement)
         found = run(sa.select(*named).where(*of_number)).all()
         change = payments.update().where(

@@ -13,18 +13,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import IS_UNIDENTIFIED, accounts, payments
+from mobilemoney_async.database.schema import IS_QUEUED, IS_UNIDENTIFIED, accounts, payments
 from mobilemoney_async.payments.ownership.surplus import count_unclaimed
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountState, AccountStatus
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.queries import needing_someone
-from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.queries import IS_PENDING, needing_someone
 
 # For how long a failure counts: a worker tries again at least once a minute.
 _FAILING = timedelta(minutes=5)
 _COMPARING = timedelta(minutes=1)
 _columns = payments.c
-_IS_QUEUED = sa.text("state = 'QUEUED'")
 
 
 async def read_accounts(
@@ -60,13 +58,12 @@ def count_needs(statuses: Iterable[AccountStatus]) -> Mapping[str, int]:
 def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
     *lost, is_contradicted = needing_someone(now)
     unidentified = _count(connection, IS_UNIDENTIFIED, sa.or_(*lost))
-    contradicted, queued = _count(connection, is_contradicted), _count(connection, _IS_QUEUED)
+    contradicted, queued = _count(connection, is_contradicted), _count(connection, IS_QUEUED)
     unmatched = count_unclaimed(connection, now)
     pending = (
         sa.select(sa.func.count())
         .select_from(payments)
-        .where(_columns.account == accounts.c.account, _columns.state == PaymentState.ACKNOWLEDGED)
-        .where(_columns.cause.is_(None))
+        .where(_columns.account == accounts.c.account, IS_PENDING)
         .scalar_subquery()
     )
     rows = {row.account: row for row in connection.execute(sa.select(accounts, pending.label("pending")))}

@@ -21,13 +21,13 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments
+from mobilemoney_async.database.schema import IS_NEW, accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import needing_someone
+from mobilemoney_async.payments.records.queries import IS_PENDING, needing_someone
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.sharing.budget import find_usage
@@ -50,8 +50,6 @@ _OUT_OF_ORDER = timedelta(minutes=10)
 _LOW_DIGITS = 9
 
 _columns, _change = payments.c, changes.c
-_IS_NEW = sa.text("number IS NULL")
-_IS_PENDING = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
 
 
 @attrs.frozen(kw_only=True)
@@ -189,7 +187,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending = _count(journal, sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now))
-    pending, unknown = _count(journal, _IS_PENDING), sum(_count(journal, each) for each in needing_someone(now))
+    pending, unknown = _count(journal, IS_PENDING), sum(_count(journal, each) for each in needing_someone(now))
     unclaimed = find_unclaimed(journal, OPEN, now)
     return Overview(
         at=now,
@@ -199,7 +197,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         minutes=_minutes(journal, recent, now),
         sending=sending,
         pending=pending,
-        oldest_pending=_oldest(journal, _IS_PENDING, limit=_OLDEST) if pending else [],
+        oldest_pending=_oldest(journal, IS_PENDING, limit=_OLDEST) if pending else [],
         unknown=unknown,
         needs_attention=_needing_attention(journal, now) if unknown else [],
         unclaimed=len(unclaimed),
@@ -304,7 +302,7 @@ def _recent(journal: Journal, last: int, now: datetime) -> sa.Subquery:
         span, after = 2 * span, last - 2 * span
     kept = sa.select(_change.name, _change.entry, _change.state, _change.status, _change.at)
     numbered = kept.where(here, _change.number > max(after, 0), _change.at >= since)
-    return sa.union_all(numbered, kept.where(here, _IS_NEW, _change.at >= since)).subquery()
+    return sa.union_all(numbered, kept.where(here, IS_NEW, _change.at >= since)).subquery()
 
 
 def _first_minute(now: datetime) -> datetime:

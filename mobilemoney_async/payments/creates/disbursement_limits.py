@@ -21,15 +21,14 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.unmatched import kept_forms
 
 _LOCK = 0x6C696D73  # "lims"
 
 _columns = payments.c
-_ON_ITS_WAY = [str(each) for each in (PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT)]
 _MAY_HAVE_MOVED = sa.or_(
-    _columns.state.in_([*_ON_ITS_WAY, str(PaymentState.ACKNOWLEDGED)]),
+    _columns.state.in_(UNIDENTIFIED | {PaymentState.ACKNOWLEDGED}),
     _columns.state.in_([str(PaymentState.REFUSED), str(PaymentState.QUEUED)]) & _columns.is_certain.is_(False),
     (_columns.state == str(PaymentState.FINAL))
     & ((_columns.status == str(TransactionStatus.SUCCESS)) | _columns.cause.is_not(None)),

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import (
+    IS_NEW,
     accounts,
     changes,
     consumers,
@@ -36,6 +37,7 @@ from mobilemoney_async.payments.feed.payment_change import ChangeReader, Payment
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import (
+    CLOSED,
     PaymentRecord,
     PaymentState,
 )
@@ -48,29 +50,16 @@ _CURSOR = re.compile(
     r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9]{1,18})-(?P<prunings>[0-9]{1,18})(?P<check>-[0-9a-f]{8})?"
 )
 
-# States of payments with changes that are never pruned.
-_OPEN = [
-    str(each)
-    for each in (
-        PaymentState.QUEUED,
-        PaymentState.SENDING,
-        PaymentState.UNKNOWN,
-        PaymentState.ABSENT,
-        PaymentState.ACKNOWLEDGED,
-    )
-]
-
 _columns = changes.c
 _here = _columns.account == sa.bindparam("of_account")
-_IS_NEW = sa.text("number IS NULL")
 _AT_NUMBER = sa.select(_columns.name, _columns.entry, _columns.at).where(
     _here, _columns.number == sa.bindparam("of_number")
 )
-_NEW = sa.select(_columns.name).where(_here, _IS_NEW).limit(1)
+_NEW = sa.select(_columns.name).where(_here, IS_NEW).limit(1)
 _order = (_columns.at, _columns.name, _columns.entry)
 _place = (sa.func.row_number().over(order_by=_order) + sa.bindparam("of_last", type_=sa.BigInteger)).label("place")
 _placed = (
-    sa.select(_columns.name, _columns.entry, _place).where(_here, _IS_NEW).order_by(*_order).limit(_AT_ONCE).subquery()
+    sa.select(_columns.name, _columns.entry, _place).where(_here, IS_NEW).order_by(*_order).limit(_AT_ONCE).subquery()
 )
 _NUMBER = (
     changes.update()
@@ -214,7 +203,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     """
     run, here = journal.execute, _columns.account == journal.account
     numbered = sa.select(_columns.at).where(here, _columns.number > after).order_by(_columns.number).limit(1)
-    new = sa.select(_columns.at).where(here, _IS_NEW).order_by(_columns.at).limit(1)
+    new = sa.select(_columns.at).where(here, IS_NEW).order_by(_columns.at).limit(1)
     oldest = [at for each in (numbered, new) if (at := run(each).scalar()) is not None]
     if not oldest or min(oldest) >= until:
         return None  # as most times: by two looks at an index
@@ -232,7 +221,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     if not rows:
         return None
     of_payment = (payments.c.account == journal.account, payments.c.key == _columns.name)
-    ended = sa.exists().where(*of_payment, payments.c.state.not_in(_OPEN), payments.c.changed_at < until)
+    ended = sa.exists().where(*of_payment, payments.c.state.in_(CLOSED), payments.c.changed_at < until)
     lags = sa.exists().where(
         retries.c.account == journal.account, retries.c.name == _columns.name, retries.c.next_at.is_not(None)
     )

@@ -22,6 +22,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
+    IS_QUEUED,
     accounts,
     changes,
     history,
@@ -55,7 +56,6 @@ _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 _MOST_LATEST = 500
 
 _columns = payments.c
-_IS_QUEUED = sa.text("state = 'QUEUED'")
 _FIRST_ENTRY, _FIRST_CHANGE = history.insert().inline(), changes.insert().inline()
 
 Queued = tuple[PaymentRecord, str | None]
@@ -248,7 +248,7 @@ def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
     """Let payments that are still queued wait until a time, or for as long as they do anyway."""
     is_sooner = sa.or_(_columns.not_before.is_(None), _columns.not_before < until)
     for some in chunks(keys):
-        here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED, is_sooner)
+        here = (_columns.account == journal.account, _columns.key.in_(some), IS_QUEUED, is_sooner)
         journal.execute(payments.update().where(*here).values(not_before=until))
 
 
@@ -284,7 +284,7 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
 
     At most a thousand, and none whose row another process changes right now, which may be sending it.
     """
-    here = (_columns.account == journal.account, _IS_QUEUED, _columns.not_after <= at)
+    here = (_columns.account == journal.account, IS_QUEUED, _columns.not_after <= at)
     late = sa.select(_columns.key).where(*here).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
     keys = list(journal.execute(late).scalars())
     note = "it was not sent before its not_after"
@@ -295,7 +295,7 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
 def _take_out(
     journal: Journal, which: sa.ColumnElement[bool], event: PaymentEvent, *, source: Source, note: str, at: datetime
 ) -> None:
-    queued, target = (_columns.account == journal.account, which, _IS_QUEUED), move(PaymentState.QUEUED, event)
+    queued, target = (_columns.account == journal.account, which, IS_QUEUED), move(PaymentState.QUEUED, event)
     assert target is not None
     for state, is_doubtful in ((PaymentState.REFUSED, True), (target, False)):
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
@@ -314,7 +314,7 @@ def _next(has_kinds: bool) -> sa.Select[Any]:
         sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
     )
     types = _columns.type.in_([sa.bindparam("first"), sa.bindparam("last")])
-    found = sa.select(payments).where(_columns.account == sa.bindparam("of_account"), _IS_QUEUED, types, is_due)
+    found = sa.select(payments).where(_columns.account == sa.bindparam("of_account"), IS_QUEUED, types, is_due)
     if has_kinds:
         kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
         found = found.where(kind.not_in(sa.bindparam("kinds", expanding=True)))
@@ -413,6 +413,6 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
 def count_queued(journal: Journal) -> Counted:
     """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
     figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
-    here = (_columns.account == journal.account, _IS_QUEUED)
+    here = (_columns.account == journal.account, IS_QUEUED)
     row: Any = journal.execute(figures.select_from(payments).where(*here)).one()
     return row[0], row[1], row[2]

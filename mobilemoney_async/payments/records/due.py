@@ -22,9 +22,10 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments
+from mobilemoney_async.database.schema import IS_QUEUED, IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments
 from mobilemoney_async.payments.records.account_status import AccountState
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import IS_PENDING
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records.record import LISTINGS, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
@@ -92,15 +93,14 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     Queued, unidentified and softly refused payments have small indexes of their own. Of the others, each account costs
     a look at its place in an index, however many payments it has.
     """
-    is_queued, soon = sa.text("state = 'QUEUED'"), now + _SOON
+    soon = now + _SOON
     is_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
     unknown, absent, refused, released = _conditions(now, grace)
     unidentified = sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, unknown, absent))
     at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
-    is_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
-    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(is_queued, at_once))]
+    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(IS_QUEUED, at_once))]
     selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
-    for work, each in ((Work.FOLLOW, is_pending), (Work.RECONCILE, released)):
+    for work, each in ((Work.FOLLOW, IS_PENDING), (Work.RECONCILE, released)):
         # A scalar, which no database turns into a join with a million payments.
         first = sa.select(_columns.state).where(_columns.account == accounts.c.account, each).limit(1)
         selects.append((work, sa.select(accounts.c.account).where(first.scalar_subquery().is_not(None))))
@@ -109,7 +109,7 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
         for account in connection.execute(statement).scalars():
             found[account] = found.get(account, Work(0)) | work
     inactive = sa.select(accounts.c.account, accounts.c.state).where(accounts.c.state.is_not(None))
-    late = sa.select(_columns.account).where(is_queued, _columns.not_after <= now).distinct()
+    late = sa.select(_columns.account).where(IS_QUEUED, _columns.not_after <= now).distinct()
     states = {row.account: row.state for row in connection.execute(inactive)}
     # A late payment leaves the queue, of a removed account too.
     is_late = set(connection.execute(late.where(_columns.account.in_(states))).scalars()) if states else set[str]()

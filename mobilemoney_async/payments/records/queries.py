@@ -34,6 +34,9 @@ T = TypeVar("T")
 _IDS_AT_ONCE = 500
 
 _columns = payments.c
+IS_PENDING: sa.ColumnElement[bool] = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
+"""The payment exists and is not final, and no final state contradicts it."""
+
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
     "transaction_id": (),

@@ -100,6 +100,11 @@ class Source(str, enum.Enum):
 UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT})
 """States of a payment that may exist, as an unknown transaction; see `stops_kind`."""
 
+CLOSED: frozenset[PaymentState] = (
+    frozenset(PaymentState) - UNIDENTIFIED - {PaymentState.QUEUED, PaymentState.ACKNOWLEDGED}
+)
+"""States of a payment of which nothing is under way, or still to be found out."""
+
 REUSABLE: frozenset[PaymentState] = frozenset(
     {PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
 )
