@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -129,14 +128,9 @@ def _make_private(name: str) -> None:
     process's, stays as it is. An existing file keeps its mode. Errors are left to SQLite, which reports them.
     """
     file = os.path.realpath(name)  # through a link, as SQLite does: its target may be missing
-    # Not opened where that can be avoided: closing a file ends the locks on it of all threads of this process.
+    # Only a new file is opened: closing one ends the locks on it of all threads of this process.
     with suppress(OSError):
-        try:
-            os.mknod(file, stat.S_IFREG | 0o600)
-        except FileExistsError:
-            pass
-        except (OSError, AttributeError):  # some systems allow this to root only, and Windows has none of it
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def obstacle(file: Path) -> str:

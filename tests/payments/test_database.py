@@ -281,14 +281,9 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.usefixtures("open_umask")
 @pytest.mark.parametrize("url", ["sqlite:///{}/new.db", "sqlite:///{}/link"])
-@pytest.mark.parametrize("can_make_nodes", [True, False])
-async def test_a_new_database_is_its_owners_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, can_make_nodes: bool
-) -> None:
+async def test_a_new_database_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """A new file is private before SQLite opens it, as are -wal and -shm, whatever the umask, which is left alone."""
     (tmp_path / "link").symlink_to(tmp_path / "new.db")
-    if not can_make_nodes:
-        monkeypatch.delattr(os, "mknod")
     connect: Callable[..., sqlite3.Connection] = sqlite3.dbapi2.connect
     seen: list[int] = []
 
