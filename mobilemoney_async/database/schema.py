@@ -317,7 +317,7 @@ account_claims: sa.Table = _account_table(
 
 # Payments that each poller, the follower, tracks, and the messages to it: `message_number` is that of the latest one,
 # which has the payment's state or the error that ends its tracking. Those that have ended are kept until they have
-# arrived; final states of ids without a record until their time `until`, since no other table has them.
+# arrived, or until their time `until`.
 subscriptions: sa.Table = _account_table(
     "subscriptions",
     *_columns(sa.Text, "transaction_id", "follower", primary_key=True),

@@ -33,8 +33,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _NAME = "poller"
 # A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
-# For how long the final state of an id without a record is known.
-_KEPT = timedelta(days=7)
 
 
 @attrs.define(kw_only=True)
@@ -85,26 +83,16 @@ def write_updates(
                 logger.error("the service contradicts itself: %s", contradiction)
                 each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
-        message = (
-            _message(each)
-            | {"message_number": row.message_number + 1}
-            | ({"until": at + _KEPT} if each.is_ending else {})
-        )
+        message = _message(each) | {"message_number": row.message_number + 1}
         sent = run(subscriptions.update().where(*here, ~columns.has_ended).values(message))
         row.message_number += min(1, sent.rowcount)
 
 
 def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:
-    """Return the messages to a poller after a number.
-
-    Those up to it have arrived, and their ended rows go, except for the final states of ids without a record.
-    """
-    run, columns, table = journal.execute, subscriptions.c, payments.c
+    """Return the messages to a poller after a number: those up to it have arrived, and their ended rows go."""
+    run, columns = journal.execute, subscriptions.c
     mine = (columns.account == journal.account, columns.follower == follower)
-    if after:
-        record = sa.exists().where(table.account == columns.account, table.transaction_id == columns.transaction_id)
-        is_kept = sa.and_(columns.error.is_(None), ~record)
-        run(subscriptions.delete().where(*mine, columns.has_ended, columns.message_number <= after, ~is_kept))
+    run(subscriptions.delete().where(*mine, columns.has_ended, columns.message_number <= after))
     rows = run(sa.select(subscriptions).where(*mine, columns.message_number > after).order_by(columns.message_number))
     return [_update(row) for row in rows]
 
@@ -178,7 +166,7 @@ def tidy(journal: Journal, *, at: datetime) -> None:
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:
     """Return the final states of some payments that the store has."""
     found: dict[str, StatusUpdate] = {}
-    table, columns = payments.c, subscriptions.c
+    table = payments.c
     seen = sa.select(table.transaction).where(table.account == journal.account, table.transaction.is_not(None))
     for row in select_among(journal, seen, table.transaction_id, transaction_ids):
         # An unreadable record of payments is passed over: the service can show its state again.
@@ -186,9 +174,7 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
             transaction = load(Transaction, row.transaction)
             if transaction.is_final:
                 found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
-    ended = (columns.account == journal.account, columns.has_ended, columns.error.is_(None))
-    rows = select_among(journal, sa.select(subscriptions).where(*ended), columns.transaction_id, transaction_ids)
-    return found | {row.transaction_id: attrs.evolve(_update(row), lag=None) for row in rows}
+    return found
 
 
 def _message(each: StatusUpdate) -> dict[str, Any]:

@@ -182,6 +182,7 @@ async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -
 async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) -> None:
     """When the holder dies another makes all requests, and never both at the same time."""
     till = Till()
+    await record(store_url, "order-1", "x")
     async with AsyncExitStack() as stack:
         a, seat = await stack.enter_async_context(watched(till, store_url, "a"))
         b = await stack.enter_async_context(process(till, store_url, "b"))
@@ -287,6 +288,7 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
 async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
     """A final state in the store is reported without a request, in any process and after a restart."""
     till = Till.of("x")
+    await record(store_url, "order-1", "x")
     async with process(till, store_url, "a") as a:
         a.track("x")
         till.end("x")
@@ -381,6 +383,7 @@ async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.Lo
 async def test_an_answer_that_the_store_did_not_take_is_told_later(sqlite_file_url: str) -> None:
     """An ending is handed out when the store has it, also if that takes several attempts."""
     till = Till.of("x")
+    await record(sqlite_file_url, "order-1", "x")
     async with watched(till, sqlite_file_url, "a") as (a, seat):
         a.track("x")
         await until(lambda: len(till.asked) > 1)
