@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.pipeline import Claim, Pipeline
-from mobilemoney_async.database.clock import Holder
-from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import new_holder
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.feed.feed import ChangePages
@@ -37,16 +36,9 @@ _CLAIM_RENEWED = 1.0
 
 def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreChannel:
     """Return the seat of one poller among those of all processes of a store."""
-    feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True, utcnow=pipeline.utcnow)
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
-    holder = new_holder(pipeline.host)
-    channel = StoreChannel(
-        store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed, holder=holder
-    )
-    if pipeline.claim is not None:
-        channel.claim, channel.ttl, channel.poll = pipeline.claim, _CLAIMED, _CLAIM_RENEWED
-    return channel
+    return StoreChannel(store, utcnow=pipeline.utcnow, require_own=own, claim=pipeline.claim)
 
 
 class StoreChannel:
@@ -56,29 +48,28 @@ class StoreChannel:
     and costs no transaction of its own.
     """
 
-    claim: Claim | None = None
     ttl: float = 4.0
     poll: float = 0.5
     linger: float = 10.0
 
     def __init__(
         self,
-        database: Database,
-        account: str,
+        store: AccountStore,
         *,
         utcnow: Callable[[], datetime],
         require_own: Callable[[], Awaitable[object]] = checkpoint,
-        feed: ChangePages | None = None,
-        holder: Holder | None = None,
+        claim: Claim | None = None,
     ) -> None:
-        self._holder = holder or new_holder(None)
+        self.store: AccountStore = store
+        self._claim = claim
+        self._holder = new_holder(None if claim is None else claim.host)
         self.follower: str = self._holder.name
-        self.whose: str = "" if account == "default" else f" of account {account!r}"
-        self.database: Database = database
-        self._account = account
+        self.whose: str = "" if store.account == "default" else f" of account {store.account!r}"
+        if claim is not None:
+            self.ttl, self.poll = _CLAIMED, _CLAIM_RENEWED
         self._utcnow = utcnow
         self._require_own = require_own
-        self._feed = feed
+        self._feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True, utcnow=utcnow)
         self._is_lost = False
         self._epoch: int | None = None  # of the lease that is ours
         self._message_number: int | None = None
@@ -91,10 +82,10 @@ class StoreChannel:
         # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
         now, at = anyio.current_time(), self._utcnow()
         tidies = now >= self._tidied_at + _TIDY
-        ttl = self.ttl if self.claim is None else self.claim.ttl
+        ttl = self.ttl if self._claim is None else self._claim.ttl
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
-            journal = Journal(connection, self._account)
+            journal = Journal(connection, self.store.account)
             row = tables.lock(journal)
             # From here to the commit no other poller of the account writes.
             before, shared = attrs.evolve(row), clock()
@@ -128,13 +119,15 @@ class StoreChannel:
         is_final = any(each.is_ending for each in outgoing.updates)
         # A new holder reads all that is followed.
         is_short = self._epoch is not None and not tidies and outgoing.size <= _SHORT
-        share_key = (self._account, "poller") if is_short else ()
+        share_key = (self.store.account, "poller") if is_short else ()
         # The fields change only after the commit. If this task is cancelled here, the sync may be committed all the
         # same: the caller then sends the same messages again, as `PollerChannel` allows.
-        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, share_key=share_key)
+        (row, incoming), self._clock_offset = await self.store.database.timed(
+            work, durable=is_final, share_key=share_key
+        )
         self._epoch = incoming.epoch if incoming.holds else None
-        if self.claim is not None:
-            self.claim.note_poller(
+        if self._claim is not None:
+            self._claim.note_poller(
                 self.follower if incoming.holds else None, row.subscription_number, row.message_number
             )
         self._message_number, self._subscription_number = row.message_number, row.subscription_number
@@ -145,11 +138,11 @@ class StoreChannel:
 
     async def check_updates(self) -> UpdateCheck:
         """Look whether a sync is worth taking; see `PollerChannel.check_updates`."""
-        if self.claim is not None and self._epoch is not None:
+        if self._claim is not None and self._epoch is not None:
             await checkpoint()
-            is_as_known = self.claim.poller == (self.follower, self._subscription_number, self._message_number)
+            is_as_known = self._claim.poller == (self.follower, self._subscription_number, self._message_number)
             return UpdateCheck(has_updates=not is_as_known, lease_ends_at=None)
-        row = await self.database.read(lambda connection: tables.look(Journal(connection, self._account)))
+        row = await self.store.read(tables.look)
         if row is None:
             return UpdateCheck(has_updates=False, lease_ends_at=None)
         has_updates = row.message_number != self._message_number or (
@@ -163,31 +156,29 @@ class StoreChannel:
     async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         """Send the last news, stop following, and give the lease back; see `PollerChannel.leave`."""
         at = self._utcnow()
-        if self.claim is not None:
-            self.claim.note_poller(None, 0, 0)
+        if self._claim is not None:
+            self._claim.note_poller(None, 0, 0)
 
-        def work(connection: sa.Connection) -> None:
-            journal = Journal(connection, self._account)
+        def work(journal: Journal) -> None:
             row = tables.lock(journal)
             tables.write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self._holder)
             tables.save(journal, row)
 
-        await self.database.write(work, durable=bool(updates))
+        await self.store.write(work)
 
     async def join(self, *, resume: bool) -> list[str]:
         """Join the others, unless the account is another merchant's; see `PollerChannel.join`."""
         await self._require_own()
         if not resume:
             return []
-        if self._feed is not None:
-            await self._feed.begin()  # first: a payment that is acknowledged in between is found twice, not missed
-        return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
+        await self._feed.begin()  # first: a payment that is acknowledged in between is found twice, not missed
+        return await self.store.read(pending_ids)
 
     async def next_arrivals(self) -> list[str]:
         """Wait for payments that were acknowledged since the poller joined; see `PollerChannel.next_arrivals`."""
-        while self._feed is not None:
+        while True:
             if self._is_lost:
                 self._feed.restart()
                 missed, self._is_lost = await self.join(resume=True), False
@@ -202,8 +193,6 @@ class StoreChannel:
                 transaction_id = change.record.transaction_id
                 if transaction_id is not None and not change.record.is_final:
                     return [transaction_id]
-        await anyio.sleep_forever()
-        raise AssertionError
 
     def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
         """Return the messages to this poller, of the payments that are wanted."""

@@ -35,6 +35,7 @@ from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import pending_ids
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
 from mobilemoney_async.sandbox import Sandbox
@@ -93,7 +94,7 @@ class Watched(StoreChannel):
     is_dead = False
 
     def __init__(self, url: str) -> None:
-        super().__init__(Database(url), "default", utcnow=utcnow)
+        super().__init__(account_store(SQLStore(url)), utcnow=utcnow)
         self.ttl, self.poll, self.linger = LEASE, 0.05, 0.2
         self.turns: list[Outgoing] = []
         self.peeks = 0
@@ -126,11 +127,12 @@ class Watched(StoreChannel):
 async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncIterator[tuple[Poller, Watched]]:
     """Yield a poller and its connection to the store."""
     fleet = Watched(url)
+    fleet.store.attach()
     try:
         async with till.client(name) as client, make_poller(client, fleet, **options) as poller:
             yield poller, fleet
     finally:
-        fleet.database.close()
+        fleet.store.detach()
 
 
 @pytest.mark.slow
@@ -600,8 +602,8 @@ class Seats:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.one.database.close()
-        self.two.database.close()
+        self.one.store.database.close()
+        self.two.store.database.close()
 
 
 def turn(seat: StoreChannel, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Incoming]:
@@ -680,14 +682,14 @@ async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(sto
             await turn(seat, subscriptions=following(seat, "x"))
         given, tried = list[StatusUpdate](), 0
         while not given:
-            assert await seats.one.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
+            assert await seats.one.store.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
             assert (await turn(seats.two, "x")).updates == []
             tried += 1
             with suppress(StoreError), FailingAt(tried):
                 given += (await turn(seats.one, "x", updates=[final])).updates
         assert tried > 8  # among them the three writes
         assert given == (await turn(seats.two, "x")).updates == [final]
-        assert await seats.one.database.read(look) == (PaymentState.FINAL, 1)
+        assert await seats.one.store.database.read(look) == (PaymentState.FINAL, 1)
         assert (await turn(seats.two, "x")).updates == []
 
 
@@ -716,12 +718,12 @@ async def test_the_holder_gets_every_change_once(store_url: str) -> None:
 
 async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
     """Two merchants in one database have a holder each, and know nothing of each other's payments."""
-    one = make_fleet(sqlite_file_url)
-    other = StoreChannel(one.database, "another", utcnow=utcnow)
+    store = SQLStore(sqlite_file_url)
+    one, other = (StoreChannel(account_store(each), utcnow=utcnow) for each in (store, store.for_account("another")))
     assert (await turn(one, subscriptions=following(one, "x"))).holds
     learned = await turn(other, "x")
     assert (learned.holds, list(learned.subscriptions), list(learned.updates)) == (True, [], [])
-    one.database.close()
+    store.close()
 
 
 @pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
@@ -755,9 +757,9 @@ async def test_subscriptions_of_a_dead_process_expire(sqlite_file_url: str, monk
 async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
     """On PostgreSQL each host reads the times of the others by its own clock, however wrong that is."""
     wrong = timedelta(minutes=20)
-    database = Database(postgres_url)
-    one = StoreChannel(database, "default", utcnow=utcnow)
-    other = StoreChannel(database, "default", utcnow=lambda: utcnow() - wrong)
+    store = account_store(SQLStore(postgres_url))
+    one = StoreChannel(store, utcnow=utcnow)
+    other = StoreChannel(store, utcnow=lambda: utcnow() - wrong)
     began = utcnow()
     rows = following(one, "x") | {
         "y": Subscription(
@@ -777,4 +779,4 @@ async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
             assert abs(each.tracked_at + ahead - began) < timedelta(seconds=10)
             assert abs(each.until - each.tracked_at - timedelta(seconds=60)) < timedelta(seconds=1)
         assert not (await turn(seat, wants=False)).holds
-    database.close()
+    store.database.close()

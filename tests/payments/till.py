@@ -10,7 +10,7 @@ import attrs
 import httpx
 
 from mobilemoney_async import AsyncClient, RateLimiter, Schedule
-from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import PollerChannel
 from mobilemoney_async.sharing.poller import StoreChannel
@@ -93,7 +93,7 @@ def make_poller(client: AsyncClient, fleet: PollerChannel, **options: Any) -> Po
 
 def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreChannel:
     """Return a connection to the store that is quicker than the real ones."""
-    fleet = StoreChannel(Database(url), "default", utcnow=utcnow)
+    fleet = StoreChannel(account_store(SQLStore(url)), utcnow=utcnow)
     fleet.ttl, fleet.poll, fleet.linger = ttl, poll, 0.2
     return fleet
 
@@ -102,8 +102,9 @@ def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreChan
 async def process(till: Till, url: str, name: str, *, ttl: float = LEASE, **options: Any) -> AsyncIterator[Poller]:
     """Yield a poller with all that another process would have for itself."""
     fleet = make_fleet(url, ttl=ttl)
+    fleet.store.attach()
     try:
         async with till.client(name) as client, make_poller(client, fleet, **options) as poller:
             yield poller
     finally:
-        fleet.database.close()
+        fleet.store.detach()
