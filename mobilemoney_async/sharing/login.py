@@ -49,7 +49,6 @@ _LOOK_AGAIN, _DATABASE_AWAY = 0.5, 15.0
 # The result of a login is saved even if the call that made it is cancelled.
 _SHIELD = 5.0
 
-_UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
 _KEYLESS = (
     "other processes encrypt the login token in the store, and this one has no key: it logs in by itself, and keeps "
     "its token in memory; set MOBILEMONEY_STORE_KEY, the same for all processes"
@@ -280,13 +279,11 @@ class SharedLogin:
         def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, bool]:
             found = table.lock(connection)
             now = clock()
-            row, is_readable = table.read(found, now, wall if is_sqlite else None)
+            row = table.read(found, now, wall if is_sqlite else None)
             changed, logs_in = decide(row, now)
             if changed != row:
                 table.write(connection, changed, now, wall)
-            if not is_readable:
-                self._warn(_UNREADABLE)
-            elif logs_in and table.is_keyless(connection, now):
+            if logs_in and table.is_keyless(connection, now):
                 self._warn(_KEYLESS)
             elif logs_in and table.has_others(connection, now):
                 self._warn(_OTHERS)

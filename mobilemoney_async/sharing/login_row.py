@@ -101,22 +101,20 @@ class LoginTable:
             connection.execute(logins.delete().where(self._others, logins.c.token.startswith(CLEAR)))
         return lock_row(connection, logins, {"account": self.account, "credentials": self.name}, written=0.0)
 
-    def read(self, found: sa.Row[Any], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
-        """Return the contents of a row, and whether its token can be read; `wall` is as for `LoginRow.believed`."""
-        token = None if found.token is None else self.cipher.decrypt(found.token, self.name)
+    def read(self, found: sa.Row[Any], now: float, wall: datetime | None) -> LoginRow:
+        """Return the contents of a row, without a token that cannot be read; `wall` is as for `LoginRow.believed`."""
         pause = None
         if found.failure is not None:
             pause = Pause(load_failure(found.failure), _time(found.paused_until), float(found.pause_length or 0.0))
         state = LoginState(
-            token=token,
+            token=None if found.token is None else self.cipher.decrypt(found.token, self.name),
             renew_at=_time(found.renew_from),
             expires_at=_time(found.good_until),
             pause=pause,
             fresh_refused_at=_time(found.refused_anew),
         )
         row = LoginRow(state, Lease(holder=found.holder, until=float(found.held_until or 0.0)))
-        row = row.believed(written=float(found.written), expires_at=found.expires_at, now=now, wall=wall)
-        return row, found.token is None or token is not None
+        return row.believed(written=float(found.written), expires_at=found.expires_at, now=now, wall=wall)
 
     def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
         """Write the row of these credentials, which is locked, at a time of the store and of the wall clock."""
