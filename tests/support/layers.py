@@ -56,6 +56,7 @@ PAYMENTS: Mapping[str, int] = {
     "payouts": 6,
     "erasure": 7,
     "store": 8,
+    "book": 8,
     "api": 9,
     "__init__": 9,
 }
