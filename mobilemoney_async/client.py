@@ -15,6 +15,7 @@ import anyio
 import attrs
 
 from mobilemoney_async._version import __version__
+from mobilemoney_async.calls.collaborators import Claim
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
     Auth,
@@ -27,7 +28,7 @@ from mobilemoney_async.calls.options import (
     check_path,
     refuse_unknown,
 )
-from mobilemoney_async.calls.pipeline import Claim, Pipeline
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded

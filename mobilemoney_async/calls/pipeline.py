@@ -7,13 +7,14 @@ usable answer, by the deadline too, it ends as `OutcomeUnknown`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import attrs
 
+from mobilemoney_async.calls.collaborators import Admission, AnswerFacts, AttemptRecorder, Claim, RowObserver
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
@@ -24,7 +25,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
-from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
+from mobilemoney_async.contract.models import LoginResult, PageAnswer
 from mobilemoney_async.contract.side_fields import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
@@ -56,82 +57,6 @@ FRESH = 0.5
 
 _ONCE = RetryPolicy(max_attempts=1)
 _REPEATING = {Action.RETRY, Action.HOLD_AND_RETRY, Action.RENEW_AND_REPLAY}
-
-
-class AttemptRecorder(Protocol):
-    """Record of one call that moves money, on disk before the socket is touched."""
-
-    async def sending(self, lives: float) -> float:
-        """Record that an attempt of at most `lives` seconds is about to be sent; return in how many it must be.
-
-        They count from this call, and are more where the store was busy. An error ends the call: it was not sent.
-        """
-        ...
-
-    async def answered(self, answer: Any) -> None:
-        """Record the answer. Called inside a shield; an error of it ends the call."""
-        ...
-
-    async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
-        """Record that an attempt failed, or was cancelled (None). Called inside a shield; raises nothing."""
-        ...
-
-
-class RowObserver(Protocol):
-    """Observer of the transaction list: it sees each page that any part of the client reads."""
-
-    async def observe(self, rows: Sequence[Transaction]) -> None:
-        """See the rows of a page. Raises nothing; cancelling it ends the call."""
-        ...
-
-
-class ClaimEndedError(StoreError):
-    """End of a `Claim`: nothing was sent, and another host goes on."""
-
-
-class Claim(Protocol):
-    """Right to serve an account, which one host of a platform has at a time.
-
-    Attributes:
-        host: Name of the host.
-        ttl: Seconds for which the host has it after each renewal.
-        poller: Of a poller with a lease that is renewed along with the claim: its name, and the two numbers of the row.
-    """
-
-    host: str
-    ttl: float
-    poller: tuple[str, int, int] | None
-
-    def require(self) -> None:
-        """Raise `ClaimEndedError` if another host may serve the account by now. Called before each request is sent."""
-        ...
-
-    def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
-        """Note the poller that holds the account's lease, if it is one of this host."""
-        ...
-
-
-class Admission(Protocol):
-    """Check that credentials which may change at any time are the account's own."""
-
-    def is_current(self) -> bool:
-        """Return whether the credentials that are in use now have been admitted."""
-        ...
-
-    async def admit(self) -> None:
-        """Admit the credentials that are in use now, or raise `StoreError`: they are another merchant's."""
-        ...
-
-
-@attrs.define
-class AnswerFacts:
-    """Facts of the last answer to one call, beside its value; filled in by `Pipeline.call`.
-
-    Attributes:
-        date: The Date header, which shows the service's clock, or None.
-    """
-
-    date: str | None = None
 
 
 @attrs.define(eq=False, repr=False)

@@ -21,7 +21,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.calls.pipeline import ClaimEndedError
+from mobilemoney_async.calls.collaborators import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol
 import anyio
 import attrs
 
-from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
+from mobilemoney_async.calls.collaborators import AnswerFacts
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement

@@ -10,7 +10,8 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.pipeline import Claim, Pipeline
+from mobilemoney_async.calls.collaborators import Claim
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import new_holder
 from mobilemoney_async.errors import InvalidCursor

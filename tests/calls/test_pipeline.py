@@ -31,7 +31,7 @@ from mobilemoney_async import (
     TransactionNotFound,
     UnexpectedResponse,
 )
-from mobilemoney_async.calls.pipeline import AnswerFacts
+from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService

@@ -28,7 +28,8 @@ import anyio
 import attrs
 import msgspec
 
-from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
+from mobilemoney_async.calls.collaborators import AnswerFacts
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.codec import Content, Fields, encode

@@ -20,7 +20,8 @@ import anyio
 import anyio.abc
 import attrs
 
-from mobilemoney_async.calls.pipeline import ClaimEndedError, Pipeline
+from mobilemoney_async.calls.collaborators import ClaimEndedError
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT

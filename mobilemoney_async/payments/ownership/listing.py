@@ -10,7 +10,8 @@ from datetime import date, datetime, timedelta
 
 import attrs
 
-from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
+from mobilemoney_async.calls.collaborators import AnswerFacts
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority, read_rows
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Pagination, RowsAnswer, Transaction, UnreadableRow
