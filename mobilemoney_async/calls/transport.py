@@ -11,7 +11,6 @@ import functools
 import logging
 import socket
 import sys
-import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
@@ -21,12 +20,12 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
+from mobilemoney_async.calls.bodies import read_body
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
-from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
 
@@ -34,11 +33,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 T = TypeVar("T")
 
-# Bytes of a body, compressed and decompressed: a page of 100 transactions has 50 kB.
-_BODY_LIMIT = 1024 * 1024
-# `wbits` of zlib. By "deflate" some servers mean zlib's format and some the bare one.
-_CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
-_TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
 # Libraries with a parser that keeps the bytes after an answer.
 _PARSED = frozenset({"httpcore", "httpcore2"})
@@ -373,7 +367,7 @@ class Wire:
 async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer], T]) -> T:
     """Return the value of an answer, and give its connection back to the pool, which closes that of a suspect."""
     try:
-        body = await _read_body(response)
+        body = await read_body(response)
         flight.is_suspect = _holds_more(response)
         headers = response.headers
         answer = Answer(
@@ -439,40 +433,6 @@ def _end_connection(response: httpx.Response) -> None:
         stream: Any = response.extensions.get("network_stream")
         with suppress(Exception):  # not httpx's own, or it has ended
             stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-
-async def _read_body(response: httpx.Response) -> Content:
-    if response.is_stream_consumed:  # a mock's, or read by a hook of the caller's client
-        return Content(response.content)
-    coding = response.headers.get("content-encoding", "").strip().lower()
-    raw, piece = bytearray(), b""
-    try:
-        # Not `aiter_bytes`: it decompresses whatever it can, as much as comes of it.
-        async for piece in response.stream:  # type: ignore[union-attr]
-            raw += piece
-            if piece and coding not in _CODINGS:
-                raise ConnectionFailed("the answer is compressed in a way that was not asked for")
-            if len(raw) > _BODY_LIMIT:
-                raise ConnectionFailed(_TOO_LARGE)
-        return Content(_decompress(raw, _CODINGS.get(coding, ())) if raw else b"")
-    finally:
-        # The part that arrived may hold a token, which a traceback with locals would show.
-        raw.clear()
-        piece = b""
-
-
-def _decompress(raw: bytearray, formats: tuple[int, ...]) -> bytes:
-    if not formats:
-        return bytes(raw)
-    for bits in formats:
-        decompressor = zlib.decompressobj(bits)
-        with suppress(zlib.error):
-            body = decompressor.decompress(raw, _BODY_LIMIT + 1)
-            if len(body) > _BODY_LIMIT:
-                raise ConnectionFailed(_TOO_LARGE)
-            if decompressor.eof and not decompressor.unused_data:
-                return body
-    raise ConnectionFailed("the answer cannot be decompressed")
 
 
 def _drop_our_calls(record: logging.LogRecord) -> bool:
