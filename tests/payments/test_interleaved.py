@@ -32,6 +32,7 @@ from mobilemoney_async.database.schema import (
     unmatched,
 )
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.api import Payments
 from mobilemoney_async.payments.creates.attempts import NotEchoedError
 from mobilemoney_async.payments.creates.beginning import begin_payment
@@ -113,7 +114,13 @@ class TheStore:
     read = write
 
     async def decide(self, work: Callable[[Journal, datetime], object], utcnow: Callable[[], datetime]) -> object:
-        return work(self._journal, utcnow())
+        decided = work(self._journal, utcnow())
+        if isinstance(decided, StoreError):
+            raise decided
+        return decided
+
+    async def decide_about(self, key: str, *arguments: Any) -> object:
+        return await self.decide(*arguments)
 
     def hold(self, key: str) -> nullcontext[None]:
         return nullcontext()
