@@ -159,7 +159,7 @@ class AsyncClient:
             from mobilemoney_async.sharing.login import share_tokens
 
             utcnow = shared.database.wall_clock.utcnow if utcnow is None else utcnow
-            limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens, utcnow)
+            limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens)
             shared.attach()
             self._is_attached = True
         utcnow = _utcnow if utcnow is None else utcnow

@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 7
+VERSION = 8
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -343,7 +343,6 @@ logins: sa.Table = _account_table(
     "logins",
     sa.Column("credentials", sa.Text, primary_key=True),
     sa.Column("token", sa.Text),
-    sa.Column("expires_at", UTCDateTime),
     *_columns(sa.Double, "renew_from", "good_until"),
     sa.Column("failure", sa.Text),
     *_columns(sa.Double, "paused_until", "pause_length", "refused_anew"),

@@ -10,7 +10,6 @@ import asyncio
 import copy
 import math
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import TypeAlias
 
 import anyio
@@ -48,7 +47,6 @@ class AccountAuth:
     Args:
         ask: The function of the account.
         store: The account's store.
-        utcnow: The wall clock.
         timeout: The longest time for one call of the function, seconds.
         suspend: Called with the reason where the function says that there is no such merchant.
         failed: Called with what is wrong, where the function fails or the service refuses its secret.
@@ -60,7 +58,6 @@ class AccountAuth:
         self,
         ask: Callable[[str], Awaitable[AccountSecret]],
         store: AccountStore,
-        utcnow: Callable[[], datetime],
         timeout: float,
         *,
         suspend: Callable[[str], Awaitable[None]],
@@ -69,7 +66,6 @@ class AccountAuth:
         self.name: str | None = None
         self._ask = ask
         self._store = store
-        self._utcnow = utcnow
         self._timeout = timeout
         self._suspend, self._failed = suspend, failed
         self._lock = LoopLock()
@@ -167,7 +163,7 @@ class AccountAuth:
                 self._source = secret
             else:
                 store = self._store
-                self._source = SharedLogin(secret, store.database, store.account, store.cipher, utcnow=self._utcnow)
+                self._source = SharedLogin(secret, store.database, store.account, store.cipher)
         self._is_refused, self._asked_at = False, anyio.current_time()
 
     async def _call(self) -> TokenAuth | LoginAuth:

@@ -331,7 +331,6 @@ class Merchants:
             auth=AccountAuth(
                 self._auth,
                 parts,
-                utcnow,
                 self._timeout,
                 suspend=partial(self._suspend_unknown, parts, utcnow),
                 failed=partial(self._failures[parts.database].__setitem__, account),

@@ -18,7 +18,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 
 import anyio
@@ -56,11 +55,11 @@ _KEYLESS = (
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 
 
-def share_tokens(store: AccountStore, tokens: TokenSource, utcnow: Callable[[], datetime]) -> TokenSource:
+def share_tokens(store: AccountStore, tokens: TokenSource) -> TokenSource:
     """Return a source of the login token of all processes of a store. Issued tokens and other sources stay."""
     if type(tokens) is not LoginAuth:  # a subclass may get its tokens in another way
         return tokens
-    return SharedLogin(tokens, store.database, store.account, store.cipher, utcnow=utcnow)
+    return SharedLogin(tokens, store.database, store.account, store.cipher)
 
 
 class SharedLogin:
@@ -89,14 +88,12 @@ class SharedLogin:
         account: str,
         cipher: TokenCipher,
         *,
-        utcnow: Callable[[], datetime] = lambda: datetime.now(UTC),
         lease: float = _LEASE,
     ) -> None:
         self._auth = auth
         self._database = database
         self._account = account
         self._cipher = cipher
-        self._utcnow = utcnow
         self._lease = lease
         self._lock = LoopLock()
         self.name: str | None = None
@@ -272,17 +269,14 @@ class SharedLogin:
             StoreError: The database failed.
         """
         table = LoginTable(self._account, await self.name_credentials(), self._cipher)
-        is_sqlite = self._database.dialect == "sqlite"
-        # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
-        wall = self._utcnow()
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, bool]:
             found = table.lock(connection)
             now = clock()
-            row = table.read(found, now, wall if is_sqlite else None)
+            row = table.read(found, now)
             changed, logs_in = decide(row, now)
             if changed != row:
-                table.write(connection, changed, now, wall)
+                table.write(connection, changed, now)
             if logs_in and table.is_keyless(connection, now):
                 self._warn(_KEYLESS)
             elif logs_in and table.has_others(connection, now):

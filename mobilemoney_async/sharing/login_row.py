@@ -7,7 +7,6 @@ in, the others come back for the token. Times are the store's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 import attrs
@@ -35,19 +34,6 @@ class LoginRow:
 
     state: LoginState = attrs.field(factory=LoginState)
     lease: Lease = attrs.field(factory=Lease)
-
-    def believed(self, *, written: float, expires_at: datetime | None, now: float, wall: datetime | None) -> LoginRow:
-        """Return the part of a row that can be true.
-
-        SQLite's time is the clock of the host, which restarts with it. A row written later than now belongs to an
-        earlier start and is forgotten; one that seems to fit is bounded by the wall clock, `expires_at` by its writer's
-        and `wall` now, which is None if the store's time never restarts.
-        """
-        if written > now + _SETBACK:
-            return LoginRow()
-        if wall is not None and expires_at is not None and expires_at <= wall:
-            return attrs.evolve(self, state=attrs.evolve(self.state, token=None))
-        return self
 
     def is_busy(self, me: str, now: float) -> bool:
         """Return whether another process is logging in."""
@@ -101,8 +87,14 @@ class LoginTable:
             connection.execute(logins.delete().where(self._others, logins.c.token.startswith(CLEAR)))
         return lock_row(connection, logins, {"account": self.account, "credentials": self.name}, written=0.0)
 
-    def read(self, found: sa.Row[Any], now: float, wall: datetime | None) -> LoginRow:
-        """Return the contents of a row, without a token that cannot be read; `wall` is as for `LoginRow.believed`."""
+    def read(self, found: sa.Row[Any], now: float) -> LoginRow:
+        """Return the contents of a row, without a token that cannot be read.
+
+        SQLite's time is the clock of the host, which restarts with it: a row that was written later than now is
+        forgotten.
+        """
+        if float(found.written) > now + _SETBACK:
+            return LoginRow()
         pause = None
         if found.failure is not None:
             pause = Pause(load_failure(found.failure), _time(found.paused_until), float(found.pause_length or 0.0))
@@ -113,17 +105,15 @@ class LoginTable:
             pause=pause,
             fresh_refused_at=_time(found.refused_anew),
         )
-        row = LoginRow(state, Lease(holder=found.holder, until=float(found.held_until or 0.0)))
-        return row.believed(written=float(found.written), expires_at=found.expires_at, now=now, wall=wall)
+        return LoginRow(state, Lease(holder=found.holder, until=float(found.held_until or 0.0)))
 
-    def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
-        """Write the row of these credentials, which is locked, at a time of the store and of the wall clock."""
+    def write(self, connection: sa.Connection, row: LoginRow, now: float) -> None:
+        """Write the row of these credentials, which is locked, at a time of the store."""
         state, pause, token = row.state, row.state.pause, row.state.token
         if token is not None and self.is_keyless(connection, now):
             token = None  # the process keeps it in memory
         values = {
             "token": None if token is None else self.cipher.encrypt(token, self.name),
-            "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
             "renew_from": _number(state.renew_at),
             "good_until": _number(state.expires_at),
             "failure": None if pause is None else dump(pause.error),

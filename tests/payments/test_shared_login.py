@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -625,26 +625,6 @@ async def test_after_the_host_was_started_anew_stored_times_are_not_believed(vir
         n=ahead,
     )
     assert await virtual_workers(service).token() == "token-2"
-
-
-async def test_a_stored_end_is_bounded_by_the_wall_clock(virtual_workers: Workers) -> None:
-    """After a reboot a stored time may happen to look sound; a token that ended by the calendar is not used."""
-    service = Service()
-    assert await virtual_workers(service, utcnow=lambda: NOON).token() == "token-1"
-    assert await virtual_workers(service, utcnow=lambda: NOON + timedelta(hours=2)).token() == "token-2"
-
-
-async def test_a_clock_that_follows_the_event_loop_serves(virtual_workers: Workers) -> None:
-    """The caller's clock is read in the event loop: another thread could not read that of virtual time."""
-
-    def utcnow() -> datetime:
-        return NOON + timedelta(seconds=anyio.current_time())
-
-    service = Service(expires_in=600)
-    first, second = virtual_workers(service, utcnow=utcnow), virtual_workers(service, utcnow=utcnow)
-    assert [await first.token(), await second.token()] == ["token-1", "token-1"]
-    await anyio.sleep(600)
-    assert await second.token() == "token-2"
 
 
 async def test_rows_of_credentials_long_gone_are_removed(virtual_workers: Workers) -> None:
