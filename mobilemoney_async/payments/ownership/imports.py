@@ -13,7 +13,7 @@ from mobilemoney_async.contract.comparison import international, may_be_number, 
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import insert_missing, payments
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import contradictions, query_for
@@ -123,7 +123,6 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
     except InvalidRequest as exc:  # no argument of the caller's
         raise _refused(f"transaction {transaction.id} is no payment of ours: {exc}") from None
     values = {
-        "account": journal.account,
         "key": key,
         "type": str(transaction.type),
         "phone_number": phone_number,
@@ -135,7 +134,7 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
         "attempt": 1,
         **dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), min(transaction.created_at or now, now)),
     }
-    journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
+    journal.insert(payments, **values)
     record = journal.find(key)
     assert record is not None  # under the key's lock
     return record
