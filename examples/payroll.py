@@ -26,7 +26,7 @@ from pathlib import Path
 from mobilemoney_async import AsyncClient, InvalidRequest, MobileMoneyError, PayoutBatch, RateLimiter, SQLStore
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 
 OPEN = ("QUEUED", "SENDING", "ACKNOWLEDGED")
 

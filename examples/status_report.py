@@ -20,7 +20,7 @@ import anyio
 
 from mobilemoney_async import AsyncClient, Lookup, MobileMoneyError, RateLimiter
 from mobilemoney_async.events import AttemptEnded, Event
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 
 COLUMNS = [
     "transaction_id", "type", "status", "amount", "currency", "phone_number", "created_at", "ended_at",

@@ -14,8 +14,7 @@ from decimal import Decimal
 from typing import Any, Final, NoReturn, SupportsIndex, TypeVar
 
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.redaction import without_secrets
-from mobilemoney_async.text import printable
+from mobilemoney_async.text import mask_phone_number, redact
 
 T = TypeVar("T")
 
@@ -31,22 +30,9 @@ _ZERO_INSIDE = "+2550"
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
-# The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none. Where
-# a decimal comma is usual, spreadsheets begin a cell at each semicolon, and read its quotation marks.
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-_FORMULA_INSIDE = re.compile(f';([\\s"]*[{re.escape("".join(_FORMULA))}])')
-_SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 _QUOTES = frozenset("\"'`")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
-
-# Uncompiled: `re` compiles them at the first error, and keeps them.
-_LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
-# Nine digits with any separators, or six with spaces and hyphens. A masked number stays as it is.
-_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
-# Without dots, which tokens have.
-_ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
-_ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
 class Secret:
@@ -294,63 +280,6 @@ def tanzanian(phone_number: str) -> str:
     raise error
 
 
-def mask_phone_number(phone_number: str) -> str:
-    """Return a phone number for logs: ``+25568…001``. Short numbers show less, other texts nothing."""
-    is_text = any(each.isalpha() and each not in "xX" for each in phone_number)
-    if len(phone_number) < 8 or is_text or not phone_number.isprintable():
-        return "…"
-    head, tail = (6, 3) if len(phone_number) >= 12 else (3, 2)
-    return f"{phone_number[:head]}…{phone_number[-tail:]}"
-
-
-def redact(text: str, limit: int = 200) -> str:
-    """Return the beginning of a text of unknown origin without tokens, codes, phone numbers and the like.
-
-    Args:
-        text: Anything that a service or a proxy may answer. Escapes of JSON, HTML and URLs are decoded.
-        limit: The greatest length of the result, characters.
-    """
-    text = printable(text[: 8 * limit], 8 * limit)
-    # Secrets before decoding too: a decoded quotation mark may end a text too early.
-    text = re.sub(_ESCAPE, _unescape, without_secrets(text))
-    if not text.isascii():  # the digits of all scripts, raised and encircled ones too; and letters of full width
-        from unicodedata import digit, normalize
-
-        text = "".join(str(digit(each, each if each == "…" else normalize("NFKC", each))) for each in text)
-    text = without_secrets(printable(text, 8 * limit))
-    text = re.sub(_LONG_WORD, "[redacted]", text)
-    return printable(re.sub(_NUMBER, _mask_match, text), limit)
-
-
-def shown_text(text: str) -> str:
-    """Return a text of the service for people: a code in capitals as it is, any other redacted."""
-    return text if re.fullmatch(r"[A-Z][A-Z_]*", text) else redact(text)
-
-
-def text_repr(text: str | None) -> str:
-    """Return the repr of an attribute that holds a text of the service."""
-    return repr(None if text is None else shown_text(text))
-
-
-def shown_id(text: str, limit: int = 64) -> str:
-    """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number."""
-    return text if re.fullmatch(_ID, text) else redact(text, limit)
-
-
-def id_repr(text: str | None) -> str:
-    """Return the repr of an attribute that holds an id of the service."""
-    return repr(None if text is None else shown_id(text))
-
-
-def _mask_match(match: re.Match[str]) -> str:
-    return mask_phone_number(re.sub(r"[^\d+]", "", match[0]))
-
-
-def _unescape(match: re.Match[str]) -> str:
-    hexadecimal = match[1] or match[2] or match[3]
-    return chr(int(hexadecimal, 16) if hexadecimal else int(match[4]))
-
-
 def require_text(argument: str, value: object) -> str:
     """Return a ``str`` that is not blank and can be encoded, or raise `InvalidRequest`."""
     if not isinstance(value, str) or not value.strip():
@@ -480,18 +409,6 @@ def require_bearer(argument: str, value: object) -> Secret:
     if value.reveal()[0] in _QUOTES or value.reveal()[-1] in _QUOTES:
         raise refuse(argument, "a token without the quotation marks around it")
     return value
-
-
-def csv_cell(text: str) -> str:
-    """Return a text for a cell of a CSV file: on one line, and no formula that a spreadsheet would run.
-
-    Unprintable characters, such as tabs and line ends, are escaped. A text that begins with ``=``, ``+``, ``-`` or
-    ``@`` and is no number gets an apostrophe in front, and so does one behind a semicolon.
-    """
-    if not text.isprintable():
-        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    text = _FORMULA_INSIDE.sub(r";'\1", text)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _SIGNED.fullmatch(text) else text
 
 
 def can_encode(text: str) -> bool:

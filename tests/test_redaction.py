@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mobilemoney_async.redaction import names_secret
-from mobilemoney_async.values import redact
+from mobilemoney_async.text import redact
 
 NAMES = [
     *(

@@ -16,14 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import InvalidRequest, Secret
+from mobilemoney_async.text import csv_cell, mask_phone_number, redact, shown_id
 from mobilemoney_async.values import (
     HiddenText,
     can_encode,
-    csv_cell,
-    mask_phone_number,
     normalise_amount,
     normalise_phone_number,
-    redact,
     require_bearer,
     require_date,
     require_days,
@@ -32,7 +30,6 @@ from mobilemoney_async.values import (
     require_name,
     require_seconds,
     require_text,
-    shown_id,
     tanzanian,
     url_shape,
     valid_name,

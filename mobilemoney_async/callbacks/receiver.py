@@ -25,7 +25,8 @@ from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidat
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.redaction import names_secret
-from mobilemoney_async.values import Secret, redact, refuse, require_integer, require_text
+from mobilemoney_async.text import redact
+from mobilemoney_async.values import Secret, refuse, require_integer, require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -21,7 +21,8 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, ask, requir
 from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts, visible
 from mobilemoney_async.configuration.profiles import read_secret_file
 from mobilemoney_async.configuration.settings import Settings
-from mobilemoney_async.values import Secret, mask_phone_number, require_bearer
+from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.values import Secret, require_bearer
 
 if TYPE_CHECKING:
     from mobilemoney_async.contract.models import LoginResult

@@ -17,7 +17,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.tables import Column, Table
-from mobilemoney_async.values import Secret, mask_phone_number
+from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     is_stale,
 )
-from mobilemoney_async.values import shown_text
+from mobilemoney_async.text import shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient

@@ -21,7 +21,7 @@ from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.values import csv_cell, shown_text
+from mobilemoney_async.text import csv_cell, shown_text
 
 # The default of --limit.
 _LIMIT = 100

@@ -35,7 +35,7 @@ from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
-from mobilemoney_async.values import csv_cell, shown_id
+from mobilemoney_async.text import csv_cell, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient

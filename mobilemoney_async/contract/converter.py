@@ -24,7 +24,8 @@ from mobilemoney_async import errors
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, OddNumber, in_utc
 from mobilemoney_async.contract.side_fields import ANSWERS, SideFields, note
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.values import Secret, can_encode, mask_phone_number, refuse, shown_id
+from mobilemoney_async.text import mask_phone_number, shown_id
+from mobilemoney_async.values import Secret, can_encode, refuse
 
 T = TypeVar("T")
 

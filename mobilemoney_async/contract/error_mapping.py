@@ -34,7 +34,7 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
     UnexpectedResponse,
 )
-from mobilemoney_async.values import redact
+from mobilemoney_async.text import redact
 
 T = TypeVar("T")
 

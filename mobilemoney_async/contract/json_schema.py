@@ -17,7 +17,8 @@ from mobilemoney_async.contract.converter import converter
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES
 from mobilemoney_async.contract.states import OpenEnum
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.values import Secret, mask_phone_number
+from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.values import Secret
 
 Schema = dict[str, Any]
 

@@ -23,16 +23,8 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, in_utc
 from mobilemoney_async.contract.side_fields import ANSWERS, SideFields
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
-from mobilemoney_async.values import (
-    Secret,
-    id_repr,
-    is_id,
-    mask_phone_number,
-    refuse,
-    require_bearer,
-    require_identifier,
-    text_repr,
-)
+from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
+from mobilemoney_async.values import Secret, is_id, refuse, require_bearer, require_identifier
 
 
 @attrs.frozen(kw_only=True)

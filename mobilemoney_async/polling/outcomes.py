@@ -29,7 +29,8 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import StatusUpdate
-from mobilemoney_async.values import refuse, shown_id
+from mobilemoney_async.text import shown_id
+from mobilemoney_async.values import refuse
 from mobilemoney_async.waiting import Signal
 
 UNREAD = 10_000

@@ -12,7 +12,7 @@ import attrs
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import WaitTimeout
 from mobilemoney_async.polling.sharing import StatusUpdate
-from mobilemoney_async.values import redact
+from mobilemoney_async.text import redact
 
 _TRACKED_AT = attrs.Factory(lambda payment: payment.tracked_at, takes_self=True)
 

@@ -19,15 +19,8 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
 from mobilemoney_async.resources.recent_disbursements import LimitedAttempt, RecentDisbursements
-from mobilemoney_async.values import (
-    hide,
-    hide_text,
-    normalise_amount,
-    normalise_phone_number,
-    refuse,
-    require_key,
-    shown_id,
-)
+from mobilemoney_async.text import shown_id
+from mobilemoney_async.values import hide, hide_text, normalise_amount, normalise_phone_number, refuse, require_key
 
 # How far a transaction's time may be from that of its request, apart from a difference of the clocks.
 _SLACK = timedelta(seconds=60)

@@ -33,15 +33,8 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
-from mobilemoney_async.values import (
-    redact,
-    refuse,
-    require_date,
-    require_integer,
-    require_seconds,
-    require_text,
-    shown_id,
-)
+from mobilemoney_async.text import redact, shown_id
+from mobilemoney_async.values import refuse, require_date, require_integer, require_seconds, require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -26,7 +26,7 @@ from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import Source
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.polling.sharing import Outgoing, StatusUpdate, Subscription
-from mobilemoney_async.values import shown_id
+from mobilemoney_async.text import shown_id
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

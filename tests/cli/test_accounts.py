@@ -11,7 +11,7 @@ from mobilemoney_async import AccountSuspended, OutcomeUnknown, PaymentState, Re
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.testing import run_virtual
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import execute, sqlite_url
 

@@ -30,7 +30,7 @@ from mobilemoney_async.payments.ownership.duplicates import forgotten
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 from tests.payments.tables import insert_payment
 from tests.support import commands
 from tests.support.commands import run as mobilemoney

@@ -53,7 +53,7 @@ from mobilemoney_async.payments.payouts import batch as payout_batch
 from mobilemoney_async.payments.records import queries
 from mobilemoney_async.testing import acknowledgement_answer, login_answer, page_answer, transaction_answer
 from mobilemoney_async.testing import answers as known
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 from tests.contract import samples
 from tests.support.scale import examples
 from tests.support.warm import run_without

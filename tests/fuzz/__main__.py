@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["mobilemoney_async"]):
     from mobilemoney_async.contract.error_mapping import Answer, read_answer
     from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
     from mobilemoney_async.payments.payouts.rows import digest, keys_of, read_rows, total_of
-    from mobilemoney_async.values import redact, shown_id
+    from mobilemoney_async.text import redact, shown_id
 
 ENDPOINTS = [each for each in vars(endpoints).values() if isinstance(each, endpoints.Endpoint)]
 STATUSES = [200, 201, 204, 400, 401, 404, 409, 429, 500, 503]

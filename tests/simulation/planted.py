@@ -244,7 +244,7 @@ DEFECTS = (
     ),
     Defect(
         "phone numbers are not masked",
-        "values.py",
+        "text.py",
         '    return f"{phone_number[:head]}…{phone_number[-tail:]}"\n',
         "    return phone_number\n",
     ),

@@ -40,7 +40,7 @@ from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
 from mobilemoney_async.sandbox.page.snapshot import TONES, money
 from mobilemoney_async.sharing.accounts import read_accounts
 from mobilemoney_async.sharing.overview import MinuteCount, Overview, read_overview
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 
 T = TypeVar("T")
 

@@ -65,7 +65,8 @@ from mobilemoney_async.payments.records.record import (
     is_stale,
     withdrawal,
 )
-from mobilemoney_async.values import shown_id, valid_name
+from mobilemoney_async.text import shown_id
+from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

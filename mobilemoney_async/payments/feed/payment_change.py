@@ -10,7 +10,8 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.values import redact, refuse
+from mobilemoney_async.text import redact
+from mobilemoney_async.values import refuse
 
 
 class ChangeReader(Protocol):

@@ -49,7 +49,8 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key, shown_text
+from mobilemoney_async.text import shown_text
+from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 # Payments that were sent last, among which those are looked for that have ended.

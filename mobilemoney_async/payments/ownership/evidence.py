@@ -52,7 +52,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
-from mobilemoney_async.values import shown_id
+from mobilemoney_async.text import shown_id
 
 _DAY = timedelta(days=1)
 # Farthest time zone from UTC.

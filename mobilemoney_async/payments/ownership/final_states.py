@@ -17,7 +17,7 @@ from mobilemoney_async.payments.records.record import PaymentRecord, Source
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.values import shown_id
+from mobilemoney_async.text import shown_id
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

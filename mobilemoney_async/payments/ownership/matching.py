@@ -33,7 +33,8 @@ from mobilemoney_async.contract.comparison import (
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
-from mobilemoney_async.values import is_id, mask_phone_number
+from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
 

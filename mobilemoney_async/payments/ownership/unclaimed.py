@@ -48,7 +48,8 @@ from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, lines_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.values import shown_id, valid_name
+from mobilemoney_async.text import shown_id
+from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -13,7 +13,8 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.values import csv_cell, mask_phone_number, refuse, require_name, text_repr
+from mobilemoney_async.text import csv_cell, mask_phone_number, text_repr
+from mobilemoney_async.values import refuse, require_name
 
 WORDS: Mapping[str, str] = {
     "proposed": "proposed",
@@ -148,7 +149,7 @@ class PayoutBatch(Data):
 
 
 def write_report(lines: Sequence[PayoutLine], format: str) -> str:
-    """Return the text of a file with the lines of a batch. No cell of a CSV is a formula: see `values.csv_cell`."""
+    """Return the text of a file with the lines of a batch. No cell of a CSV is a formula: see `text.csv_cell`."""
     rows = [
         {
             "line": each.line,

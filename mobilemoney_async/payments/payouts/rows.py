@@ -19,10 +19,10 @@ from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, OddCell, read_sheet
+from mobilemoney_async.text import csv_cell
 from mobilemoney_async.values import (
     HiddenText,
     can_encode,
-    csv_cell,
     hide_text,
     normalise_amount,
     normalise_phone_number,

@@ -29,7 +29,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.reasons import PaymentCause
-from mobilemoney_async.values import id_repr, mask_phone_number, text_repr
+from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
 
 
 class PaymentState(str, enum.Enum):

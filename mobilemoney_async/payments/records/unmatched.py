@@ -29,7 +29,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import select_among
 from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.text import mask_phone_number
 
 FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 """Final states in which no money has moved: such a transaction stops nothing."""
