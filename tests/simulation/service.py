@@ -134,6 +134,7 @@ class Service:
         chance: Whether a fault of a name strikes now.
         odd: The side fields of transactions that hold something else, by id.
         requests: How many creates have arrived, those repeated by a proxy once.
+        settles: Seconds after a payment from which a listing without it says something.
     """
 
     now: Callable[[], float]
@@ -141,13 +142,14 @@ class Service:
     nature: Nature
     chance: Chance
     dice: random.Random
+    settles: float
     payments: list[Payment] = attrs.field(factory=list)
     tokens: dict[str, float] = attrs.field(factory=dict)
     odd: dict[str, Row] = attrs.field(factory=dict)
     lists_empty_until: float = 0.0
     lists_lag_until: float = 0.0
     long_lag: float = 0.0
-    missed: dict[Payment, float] = attrs.field(factory=dict)  # once each
+    missed: dict[Payment, float] = attrs.field(factory=dict)  # the time of the last answer without it
     hole: Payment | None = None
     hole_until: float = 0.0
     listed_at: float = -math.inf
@@ -243,6 +245,11 @@ class Service:
         for each in self.on_change:
             each(payment)
         return payment
+
+    def note_trouble(self, request: int) -> None:
+        """Note that no answer has acknowledged what a request has made."""
+        for each in self.payments:
+            each.is_troubled |= each.request == request
 
     def _create(self, kind: str, body: Row, request: int) -> Answer:
         if self.chance("refused_before"):
@@ -354,9 +361,8 @@ class Service:
             self.lists_lag_until, self.long_lag = now + self.dice.uniform(60, 3600), self.dice.uniform(10, 3600)
         lost = [each for each in self.payments if each.is_troubled and not each.is_denied and each not in self.missed]
         if lost and self.chance("list_miss"):
-            # Neither counted nor shown, in one answer: two listings decide about a payment.
-            self.missed[self.dice.choice(lost)] = now
-        shown = [each for each in self._shown(query, now) if self.missed.get(each) != now]
+            self.missed[self.dice.choice(lost)] = math.inf
+        shown = [each for each in self._shown(query, now) if not self._misses(each, now)]
         if self.chance("list_cap"):
             # It keeps only so many of them: the newest or the oldest.
             most, self.lied_until = self.dice.randint(0, 10), max(self.lied_until, now)
@@ -386,6 +392,13 @@ class Service:
         pagination = {"current_page": page, "total_pages": pages, "total_count": len(shown), "per_page": limit}
         body = {"status": "success", "transactions": rows, "pagination": pagination}
         return self._json(200, body, f"page {page} of {pages}, {len(rows)} rows of {len(shown)} {_asked(query)}")
+
+    def _misses(self, payment: Payment, now: float) -> bool:
+        """Return whether an answer neither counts nor shows a payment: of those that say something, only the first."""
+        last = self.missed.get(payment, -math.inf)
+        if last == math.inf and now >= payment.made_at + self.settles:
+            self.missed[payment] = now
+        return last in {math.inf, now}
 
     def _shown(self, query: dict[str, str], now: float) -> list[Payment]:
         if now < self.lists_empty_until:

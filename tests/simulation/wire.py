@@ -106,7 +106,7 @@ class Network(httpx.AsyncBaseTransport):
             world.note(f"{name}: its answer is gone")
             raise httpx.ReadError("connection reset")
         await anyio.sleep(dice.choice([0.001, 0.05, 0.3]))
-        return await self._bring_back(name, done[0])
+        return await self._bring_back(name, done[0], number)
 
     def _let_others_pay(self, path: str, body: dict[str, str]) -> None:
         """Let other systems pay the same number at about the same time."""
@@ -120,10 +120,11 @@ class Network(httpx.AsyncBaseTransport):
                 body = {**body, "amount": "26000"}
             world.loop.call_later(dice.uniform(0, 60), make, path, body, MERCHANT, context=context)
 
-    async def _bring_back(self, name: str, answer: Answer) -> httpx.Response:
+    async def _bring_back(self, name: str, answer: Answer, number: int) -> httpx.Response:
         world, dice = self._world, self._world.dice("wire")
         if world.strikes("answer_lost"):
             world.note(f"{name}: its answer is lost")
+            world.service.note_trouble(number)
             return await self._no_answer()
         if world.strikes("answer_late"):
             await anyio.sleep(dice.uniform(1, 40))

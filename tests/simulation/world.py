@@ -132,7 +132,9 @@ class World:
     _requests: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     def __attrs_post_init__(self) -> None:
-        self.service = Service(self.now, BEGAN, self.plan.nature, self.strikes, self.dice("service"))
+        self.service = Service(
+            self.now, BEGAN, self.plan.nature, self.strikes, self.dice("service"), self.plan.grace + self.plan.timeout
+        )
         self.service.on_change.append(self._note_made)
 
     def dice(self, name: str) -> random.Random:
