@@ -36,7 +36,7 @@ _ADVICE = {
 _LOCAL_ADVICE = "Please enter a Tanzanian mobile number, such as 0788 500 000."
 # The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
 _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...] = (
-    (errors.IdempotencyConflict, 409, "This order was used for another payment.", None),
+    (errors.IdempotencyConflict, 409, "This order has another payment. Please begin a new order.", None),
     (errors.DuplicateSuspected, 409, "An earlier payment like this one is still being looked into.", None),
     (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
