@@ -12,5 +12,6 @@ print(Sandbox().token)')
   SANDBOX_SPEED=5
   export SANDBOX_SPEED
 fi
+echo "database: $(echo "$DATABASE_URL" | sed 's#//.*@#//#; s/password=[^&]*/password=.../')"
 MOBILEMONEY_STORE=$(echo "$DATABASE_URL" | sed 's/^\(postgres[a-z]*\)+[a-z0-9]*:/\1:/')
 export DATABASE_URL MOBILEMONEY_BASE_URL MOBILEMONEY_TOKEN MOBILEMONEY_STORE
