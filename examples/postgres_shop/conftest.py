@@ -3,10 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
-import alembic.command
-import alembic.config
 import httpx
 import pytest
 import sqlalchemy as sa
@@ -19,17 +16,17 @@ SHOP = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycop
 URL = SHOP.set(database=f"{(SHOP.database or 'shop').removesuffix('_test')}_test")
 os.environ["DATABASE_URL"] = URL.render_as_string(hide_password=False)
 
+
+def stock(connection: sa.Connection) -> None:
+    """Insert what an order needs: here nothing, in your shop perhaps its goods."""
+
+
 Open = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
 def anyio_backend() -> object:
     return virtual_backend("asyncio")  # a minute takes milliseconds, and waits for PostgreSQL
-
-
-@pytest.fixture
-def migrations() -> alembic.config.Config:
-    return alembic.config.Config(Path(__file__).parent / "alembic.ini")
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +41,17 @@ def new_database() -> None:
 
 
 @pytest.fixture
-def database(new_database: None, migrations: alembic.config.Config) -> sa.Engine:
+def database(new_database: None) -> sa.Engine:
+    from models import Base
+
     engine = sa.create_engine(URL, poolclass=sa.pool.NullPool)
     with engine.begin() as connection:
         name = connection.scalar(sa.text("SELECT current_database()"))  # a pooler, or `?dbname=`, may lead elsewhere
         if not name.endswith("_test"):
             pytest.exit(f"{name} is not emptied: the name of a database for tests ends with _test", 1)
         connection.execute(sa.text("DROP SCHEMA public CASCADE; CREATE SCHEMA public"))
-    alembic.command.upgrade(migrations, "head")
+        Base.metadata.create_all(connection)
+        stock(connection)
     return engine
 
 

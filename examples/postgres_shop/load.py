@@ -18,7 +18,7 @@ from uuid import uuid4
 import anyio
 import httpx
 import sqlalchemy as sa
-from models import Base, Order, Shipment
+from models import PAID, Base, Order, Shipment
 from wiring import URL
 
 from mobilemoney_async import AsyncClient, Difference, SQLStore
@@ -48,7 +48,11 @@ def problem(shop: str) -> str | None:
         return f"no shop at {shop}: start uvicorn"
     if answer.status_code in {200, 202}:
         return None
-    hints = {404: "its route is POST /orders/{number}", 422: "see `cart` here, `Cart` and `price_of` in `app`"}
+    hints = {
+        404: "its route is POST /orders/{number}",
+        409: "is there stock for all orders?",
+        422: "see `cart` here, `Cart` and `new_order` in `app`",
+    }
     hint = hints.get(answer.status_code, "its log says why")
     return f"an order was answered with {answer.status_code}: {answer.text[:300]}; {hint}"
 
@@ -103,7 +107,7 @@ async def main(number: int, victim: int | None, shop: str) -> None:
     engine = sa.create_engine(URL, poolclass=sa.pool.NullPool)
     ours = sa.select(sa.func.count(Order.number)).where(Order.number.startswith(OURS))
     with engine.connect() as connection:
-        paid = connection.scalar(ours.where(Order.state == "paid"))
+        paid = connection.scalar(ours.where(Order.state == PAID))
         shipped = connection.scalar(ours.where(Shipment.order_id == Order.id))
     found = [f"{each.reason}: {each.advice}" for each in await differences() if each not in before]
     print(f"customers are told: {dict(told)}; orders paid: {paid}; shipped: {shipped}")

@@ -1,9 +1,13 @@
 """The shop's own tables; the library's, in the same database, begin with `mobilemoney_`."""
 
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# What `Order.state` may be.
+OPEN, PAID, UNPAID = "open", "paid", "unpaid"
 
 
 class Base(DeclarativeBase):
@@ -17,10 +21,11 @@ class Order(Base):
     item: Mapped[str]
     price: Mapped[int]  # whole shillings
     # What paying adds to a table of orders. The number is hard to guess: in addresses, and the key of the payment.
-    number: Mapped[str | None] = mapped_column(unique=True)
+    number: Mapped[str | None] = mapped_column(index=True, unique=True)
     phone_number: Mapped[str | None] = mapped_column(index=True)
+    cart: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON)  # what the page sent, so that it stays the same
     created_at: Mapped[datetime] = mapped_column(sa.DateTime(timezone=True), server_default=sa.func.now())
-    state: Mapped[str] = mapped_column(server_default="open")  # then paid or unpaid
+    state: Mapped[str] = mapped_column(server_default=OPEN)
 
 
 class Shipment(Base):

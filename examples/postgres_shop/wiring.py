@@ -1,12 +1,12 @@
 """What opens, keeps and closes the shop's payments, in each worker. Copy it as it is: you need not read it today.
 
-It knows no item and no price. Of `models` it uses `Place`, and of `Order` the columns `phone_number` and `created_at`.
+It knows no item and no price. It uses `Place`, and the attributes `phone_number` and `created_at` of `Order`.
 """
 
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from mobilemoney_async import (
     AsyncClient,
     InvalidCursor,
+    OutcomeUnknown,
     PaymentChange,
     PaymentRecord,
     RateLimiter,
@@ -41,7 +42,7 @@ from mobilemoney_async.contrib.orders import TooManyPrompts
 # One address for both: the shop's own engine asks by asyncpg, the store by psycopg.
 URL = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox; 1 for the real service
-PAGE_OF_CHANGES, PAUSE = 100, 1.0  # seconds
+PAUSE = 1.0  # seconds
 PER_NUMBER, WITHIN = 5, timedelta(minutes=10)  # of new orders
 OrderNumber = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
 
@@ -52,22 +53,27 @@ logger = logging.getLogger("shop")
 
 
 async def book_changes(client: AsyncClient, sessions: Sessions, book: Book) -> int:
-    """Book the next changes, and return how many: they and their place are one transaction.
+    """Book the next changes, and return how many.
 
+    A change and its place are one transaction, which locks the rows of one order only: two orders could deadlock.
     Any number of workers may call it: the one that has locked the place reads, the others skip it. A worker that is
     killed loses its lock with its connection, and what it has not committed was never booked.
     """
-    async with sessions.begin() as session:
-        place = await session.scalar(sa.select(Place).with_for_update(skip_locked=True))
-        if place is None:
-            return 0
-        # `forever=False`: up to the newest change, at most a page.
-        found = client.payments.changes(after=place.cursor, limit=PAGE_OF_CHANGES, forever=False)
-        changes = [change async for change in found]
-        for change in changes:
-            await book(session, change)
-            place.cursor = change.cursor
-    return len(changes)
+    booked = 0
+    while True:
+        async with sessions.begin() as session:
+            place = await session.scalar(sa.select(Place).with_for_update(skip_locked=True))
+            if place is None:
+                return booked
+            # `forever=False`: up to the newest change, at most a page.
+            found = client.payments.changes(after=place.cursor, limit=1, forever=False)
+            changes = [change async for change in found]
+            for change in changes:
+                await book(session, change)
+                place.cursor = change.cursor
+        if not changes:
+            return booked
+        booked += len(changes)
 
 
 async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> None:
@@ -115,7 +121,8 @@ class Shop:
     async def answer(self, payment: PaymentRecord) -> Response:
         """Return what the customer is told of an order that was just recorded."""
         if payment.state == "RELEASED":  # it was lost, and staff has said so: only a create sends it, after a last look
-            await self.backend.collect(payment.key, phone_number=payment.phone_number, amount=payment.amount)
+            with suppress(OutcomeUnknown):  # it was lost again: the status tells
+                await self.backend.collect(payment.key, phone_number=payment.phone_number, amount=payment.amount)
         return status_response(await self.backend.status(payment.key))
 
 

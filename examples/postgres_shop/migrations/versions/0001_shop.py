@@ -13,11 +13,13 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger(), primary_key=True),
         sa.Column("item", sa.String(), nullable=False),
         sa.Column("price", sa.Integer(), nullable=False),
-        sa.Column("number", sa.String(), unique=True),
+        sa.Column("number", sa.String()),
         sa.Column("phone_number", sa.String()),
+        sa.Column("cart", sa.JSON()),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
         sa.Column("state", sa.String(), server_default="open", nullable=False),
     )
+    op.create_index("ix_orders_number", "orders", ["number"], unique=True)
     op.create_index("ix_orders_phone_number", "orders", ["phone_number"])
     op.create_table(
         "shipments",
