@@ -38,7 +38,7 @@ _TICK, _LINGER, _DISPATCH_LINGER, _AGAIN = 1.0, 10.0, 2.0, 5.0
 # Seconds between two reports of failures and of the accounts that need someone.
 _REPORT = 60.0
 # Accounts that are claimed at once and whose parts are not running yet, at most, and parts that are started at once.
-_BATCH, _AT_ONCE = 100, 10
+_BATCH, _AT_ONCE = 250, 10
 # Pauses after which a part that failed is started again, seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 _ANY = Work.FOLLOW | Work.RECONCILE | Work.DISPATCH
