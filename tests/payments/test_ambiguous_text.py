@@ -146,13 +146,24 @@ def test_a_key_in_a_file_is_stripped_as_every_cell_is() -> None:
         assert "key must be" in refused(f"{header}{NUMBER},1500,{key}\n")
 
 
-@pytest.mark.parametrize(("one", "other"), [("Order-9", "order-9"), ("STRASSE", "straße"), ("é", "É")])
-def test_two_keys_that_differ_in_case_only_are_refused(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"), [("Order-9", "order-9"), ("STRASSE", "straße"), ("é", "É"), ("é", "e\u0301"), ("A9", "A\uff19")]
+)
+def test_two_keys_that_look_alike_are_refused(one: str, other: str) -> None:
     """One of them was probably typed for the other."""
     rows = [{"phone_number": NUMBER, "amount": 1500, "key": key} for key in (one, "another", other)]
     said = refused(rows)
-    assert f"line 3: key {other!r} differs in case only from that of line 1" in said
+    assert f"line 3: key {other!r} looks like that of line 1" in said
     assert "too" not in said
+
+
+def test_a_file_with_keys_has_no_blank_one() -> None:
+    """The key that is made of the content is another one as soon as any other line is corrected, and pays again."""
+    said = refused(f"phone_number,amount,key\n{NUMBER},1500,A1\n{NUMBER},1500,\n{NUMBER},1600,  \n{NUMBER},7,A2\n")
+    assert "lines 3-4: key is blank, and other lines have one: fill in all, or none" in said
+    mappings = [{"phone_number": NUMBER, "amount": 1500}, {"phone_number": NUMBER, "amount": 1500, "key": "A1"}]
+    assert "line 1: key is blank" in refused(mappings)
+    assert {row.key for row in read_rows(f"phone_number,amount,key\n{NUMBER},1500,\n{NUMBER},1600,\n")} == {None}
 
 
 @pytest.mark.parametrize(

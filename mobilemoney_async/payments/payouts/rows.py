@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, BinaryIO, TextIO, TypeAlias
+from unicodedata import normalize
 
 import attrs
 
@@ -105,14 +106,17 @@ def read_rows(
         try:
             read = _read_row(line, row, local_numbers=local_numbers)
             if read.key is not None:
-                earlier, key = keys.setdefault(read.key.casefold(), (line, read.key))
+                earlier, key = keys.setdefault(normalize("NFKC", read.key).casefold(), (line, read.key))
                 if earlier != line:
-                    said = "is in" if key == read.key else "differs in case only from that of"
+                    said = "is in" if key == read.key else "looks like that of"
                     too = ", too" if key == read.key else ""
                     problems.setdefault(f"key {read.key!r} {said} line {earlier}{too}", []).append(line)
             found.append(read)
         except InvalidRequest as exc:
             problems.setdefault(str(exc), []).append(line)
+    without = [read.line for read in found if read.key is None]
+    if keys and without:  # the key that would be made of the content changes with any other line, and pays again
+        problems["key is blank, and other lines have one: fill in all, or none"] = without
     if problems:
         named = [f"{name_lines(lines)}: {problem}" for problem, lines in problems.items()]
         more = [f"and {len(named) - _MOST_NAMED:,} more problems"] if named[_MOST_NAMED:] else []
