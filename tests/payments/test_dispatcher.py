@@ -1,5 +1,6 @@
 """The dispatcher of queued payments: its pace, its pauses, its lease, its figures, and its end."""
 
+import json
 import re
 from datetime import timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from mobilemoney_async import (
     APIError,
     AsyncClient,
     InvalidRequest,
+    LoginAuth,
     OutcomeUnknown,
     PaymentState,
     RateLimitExceeded,
@@ -103,6 +105,23 @@ async def test_an_outage_that_strikes_many_on_their_way_is_one_pause(sqlite_file
             world.line.before = None
             await anyio.sleep(55)
             assert len(world.made) == 10
+
+
+@on_sqlite
+@pytest.mark.parametrize("answer", [(503, "maintenance"), (403, "account_locked")])
+async def test_a_login_that_fails_pauses_it(world: World, answer: tuple[int, str]) -> None:
+    """Nothing was refused, and nothing was sent: the payments stay in the queue."""
+    events, (status, code) = list[Event](), answer
+    body = json.dumps({"success": False, "error": code, "message": "no"}).encode()
+    reply = Reply(status=status, body=body, code=code)
+    world.sandbox.script(faults.Fault(name="login", instead=partial(_answer, reply)), on="login", times=100)
+    auth = LoginAuth(world.sandbox.email, world.sandbox.password)
+    async with world.client(auth=auth, retry=NO_RETRIES, on_event=events.append) as client:
+        await enqueue(client, 2)
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(20)
+            assert (dispatcher.stats.sent, dispatcher.stats.queued) == (0, 2)
+            assert dispatcher.stats.paused is not None and len(pauses(events)) == 1
 
 
 @pytest.mark.slow

@@ -349,7 +349,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if self._unknown >= _UNKNOWN:
                 self._block(record.type, f"{self._unknown} results in a row are unknown: {error}")
                 await self._show()
-        elif isinstance(error, APIError) and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL)):
+        elif isinstance(error, APIError) and error.outcome == "refused" and not _is_refused_for_all(error):
             self._sent += 1
             self._unknown = 0
             logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
@@ -425,6 +425,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _is_refused_for_all(error: APIError) -> bool:
+    """Return whether another payment would be refused, too."""
+    return error.is_certain and isinstance(error, REFUSED_FOR_ALL)
 
 
 async def until_answered(dispatcher: Dispatcher) -> None:
