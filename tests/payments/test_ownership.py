@@ -23,7 +23,7 @@ from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.testing import killed_at_end
 from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
 from tests.payments.test_recovery import dump, replace
-from tests.support.second_service import error
+from tests.support.second_service import ListBehaviour, error
 
 pytestmark = [pytest.mark.pairs, pytest.mark.slow]
 
@@ -375,3 +375,18 @@ async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> No
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
         await is_stopped(world, client, second)
+
+
+@pytest.mark.slow
+async def test_a_released_payment_is_sent_though_the_list_hides_another_one(world: World) -> None:
+    """A person has decided: the listing must not show the payment itself, and nothing else is asked of it."""
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "before", 500)])
+        world.service.list = ListBehaviour(hide=lambda payment: payment.owner == "before")
+        await anyio.sleep(MINUTE)
+        await world.lose(client, order("collections", "order-1"), made=False)
+        await anyio.sleep(MINUTE)
+        await world.pay(client, [order("collections", "after", 501)])
+        await anyio.sleep(GRACE + MINUTE)
+        await world.confirm(client, "order-1")
+        await world.pay(client, [order("collections", "order-1")])

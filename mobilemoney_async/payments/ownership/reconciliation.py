@@ -379,7 +379,8 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     values: dict[str, Any] = {}
     if has_counted:
         values |= {"walks": current.walks + 1, "walked_at": at}
-    if verdict.is_clear and not look.is_contradicted:
+    is_released = current.state is PaymentState.RELEASED  # a person has decided: the listing needs no control
+    if verdict.is_clear and (is_released or not look.is_contradicted):
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
     if look.is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
         reason = None  # as it was meant to be
