@@ -690,3 +690,36 @@ async def test_a_restored_store_with_queued_payments_is_still_quiet(
             (key, 1, name) for key, name in keys.items()
         ]
         await world.hold(client, at_end=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_living", [True, False])
+async def test_a_backup_from_before_the_first_payment_pays_nothing_again(
+    world: World, kind: str, is_living: bool
+) -> None:
+    """It holds a queued payment only: a new process compares it, and a living one drops the key of its digests."""
+    orders = [order(kind, f"order {each}", each) for each in range(3)]
+    later: dict[str, Any] = {"type": "disbursement", "phone_number": number(99), "amount": 1}
+    async with world.client() as client:
+        await client.payments.enqueue(**later, idempotency_key="later", not_before=timedelta(days=9))
+        backup = dump(world.url)
+        await anyio.sleep(10 * MINUTE)
+        await world.pay(client, orders)
+        posts = world.service.posts
+        await anyio.sleep(10 * MINUTE)
+        replace(world.url, backup)
+        if is_living:
+            await try_again(world, client, orders)
+    if not is_living:
+        await anyio.sleep(3 * HOUR)
+        async with world.client() as client:
+            await try_again(world, client, orders)
+    assert world.service.posts == posts
+
+
+async def try_again(world: World, client: AsyncClient, orders: list[Order]) -> None:
+    """Try orders again at once, and once the list has to show what was made."""
+    for pause in (0, GRACE + MINUTE):
+        await anyio.sleep(pause)
+        for each in orders:
+            assert isinstance(await world.attempt(client, each), MobileMoneyError)

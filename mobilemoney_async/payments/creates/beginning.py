@@ -16,7 +16,13 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
-from mobilemoney_async.payments.ownership.duplicates import SUSPECT, DuplicateGuard, duplicate_suspected
+from mobilemoney_async.payments.ownership.duplicates import (
+    NUMBER_KEY,
+    SUSPECT,
+    TURNED,
+    DuplicateGuard,
+    duplicate_suspected,
+)
 from mobilemoney_async.payments.records.account_state import STATE, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
@@ -30,7 +36,8 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 
-_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT, STATE)
+_FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE)
+_CHECKS = sa.select(*_FOUND)
 
 
 def begin_payment(
@@ -127,10 +134,16 @@ class _Beginning:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
         require_active(self.journal, found.account_state)
-        self.guard.require_unsuspected(self.journal, self.request, found.suspect, self.checks)
+        checks = self.checks
+        if not self.guard.has(found.number_key):  # the store went back to before the account's first payment
+            checks = self.guard.parameters(self.journal, self.request, self.sent_at)
+            found = self.journal.execute(_CHECKS, checks).one()
+        if found.turned is not None and (turned := self.journal.find(found.turned)) is not None:
+            raise duplicate_suspected(turned)
+        self.guard.require_unsuspected(self.journal, self.request, found.suspect, checks)
 
 
 @functools.cache
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT, STATE)
+    return insert_missing(payments, dialect).returning(*_FOUND)

@@ -22,7 +22,7 @@ from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
-from mobilemoney_async.database.schema import accounts, lives, payments
+from mobilemoney_async.database.schema import IS_QUEUED, accounts, lives, payments
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     InvalidCredentials,
@@ -58,6 +58,7 @@ NEWEST: sa.Select[Any] = (
     sa.select(payments.c.sent_at).where(_here, payments.c.sent_at.is_not(None)).order_by(payments.c.sent_at.desc())
 )
 """Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
+_OLDEST_QUEUED = sa.select(payments.c.created_at).where(_here, IS_QUEUED).order_by(payments.c.created_at).limit(1)
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
 _life = sa.select(lives).where(lives.c.account == sa.bindparam("of_account"))
@@ -132,6 +133,9 @@ class Binding:
         # and a payment that is noted later would seem to be lost.
         row = dict(journal.execute(statement, values).mappings().one())
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
+        if row["first_record_at"] is None:
+            queued = journal.execute(_OLDEST_QUEUED, {"of_account": journal.account})
+            row["queued_since"] = queued.scalar_one_or_none()
         if row["newest"] is not None:
             self._store.note_newest(row["newest"])
         facts = AccountFacts(

@@ -52,6 +52,7 @@ class AccountFacts:
         host: That of the service's base URL, or None.
         credentials: The names of the credentials that are known to be the merchant's, in one text.
         first_record_at: The time of its first payment.
+        queued_since: When the oldest payment was queued that waits for the first one to be sent, or None.
         life_began_at: When the latest life began, or None.
         life_until: Until when it is known to have lasted.
         due_since: Since when a comparison is due, or None.
@@ -72,6 +73,7 @@ class AccountFacts:
     host: str | None = attrs.field(default=None, validator=_A_TEXT)
     credentials: str | None = attrs.field(default=None, validator=_A_TEXT)
     first_record_at: datetime | None = None
+    queued_since: datetime | None = None
     life_began_at: datetime | None = None
     life_until: datetime | None = None
     due_since: datetime | None = attrs.field(default=None, validator=_check_time)
@@ -100,6 +102,11 @@ class AccountFacts:
         """True if the store itself shows that it has lost payments, or may have."""
         return bool(self.went_backwards) or self.lost_until is not None or self.has_moved
 
+    def is_in_use(self, now: datetime) -> bool:
+        """Return whether the account may have paid: a backup from before that may have queued payments only."""
+        is_old = self.queued_since is not None and now - self.queued_since > CONTACT
+        return self.first_record_at is not None or is_old
+
     def is_in_contact(self, now: datetime) -> bool:
         """Return whether a life goes on."""
         return self.life_until is not None and now - self.life_until < CONTACT
@@ -114,7 +121,7 @@ def must_compare(facts: AccountFacts, now: datetime) -> bool:
 
     An empty store has nothing to compare, unless someone has said that it was restored.
     """
-    begins_life = facts.first_record_at is not None and not facts.is_in_contact(now)
+    begins_life = facts.is_in_use(now) and not facts.is_in_contact(now)
     return begins_life or is_comparison_due(facts, now)
 
 
@@ -123,7 +130,7 @@ def is_comparison_due(facts: AccountFacts, now: datetime) -> bool:
     if facts.lost_until is not None or facts.due_since is not None:
         return True
     is_again = facts.again_at is not None and now >= facts.again_at
-    return facts.first_record_at is not None and (facts.has_moved or is_again)
+    return facts.is_in_use(now) and (facts.has_moved or is_again)
 
 
 @attrs.frozen

@@ -2,7 +2,8 @@
 
 What stops a payment:
 
-1. a payment of its kind under another key that may exist (`records.stops_kind`), which the unique index finds;
+1. a payment of its kind under another key that may exist (`records.stops_kind`), which the unique index finds; or a
+   disbursement of its kind that had failed and is shown as paid, until someone decides;
 2. an unmatched transaction of its kind from a time that the store has forgotten;
 3. of disbursements, a surplus one of its kind that fits a payment ever made, for a day;
 4. with ``sole_writer=True``, any surplus one of its kind: a collection for an hour, a disbursement for a day.
@@ -24,14 +25,15 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import accounts, unmatched
+from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, payments, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
 from mobilemoney_async.payments.ownership.lives import begin_life
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
-from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.journal import HAS_TURNED, Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
@@ -84,6 +86,34 @@ SUSPECT: sa.ColumnElement[str | None] = (
 """Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
 
 
+NUMBER_KEY: sa.Label[Any] = (
+    sa.select(accounts.c.number_key)
+    .where(accounts.c.account == sa.bindparam("of_account"))
+    .scalar_subquery()
+    .label("number_key")
+)
+"""The account's secret key of the digests, as a column of another statement."""
+
+_earlier = payments.alias()
+TURNED: sa.Label[Any] = (
+    sa.select(_earlier.c.key)
+    .where(
+        _earlier.c.account == sa.bindparam("of_account"),
+        _earlier.c.type == sa.bindparam("of_type"),
+        _earlier.c.amount == sa.bindparam("of_amount"),
+        _earlier.c.phone_number.in_([sa.bindparam("of_phone_number"), sa.bindparam("of_erased")]),
+        _earlier.c.cause == HAS_TURNED[0],
+        _earlier.c.about == HAS_TURNED[1],
+        IS_CONTRADICTED,
+        sa.bindparam("of_payout", type_=sa.Boolean),
+    )
+    .limit(1)
+    .scalar_subquery()
+    .label("turned")
+)
+"""Disbursement of the kind that had failed and is shown as paid, until someone decides, as a column like `SUSPECT`."""
+
+
 @attrs.define(eq=False)
 class DuplicateGuard:
     """Guard of one account's payments.
@@ -96,11 +126,13 @@ class DuplicateGuard:
     _key: str | None = attrs.field(default=None, init=False, repr=False)
 
     def parameters(self, journal: Journal, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
-        """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
-        key = self._key or self.begin(journal, now)
+        """Return the parameters of `SUSPECT` and `TURNED` for a payment; note the time of the account's first one."""
+        number = digest(self._key or self.begin(journal, now), request.phone_number)
         return {
             "of_account": journal.account,
-            "of_digest": digest(key, request.phone_number),
+            "of_phone_number": request.phone_number,
+            "of_erased": f"{ERASED}{number}",
+            "of_digest": number,
             "of_type": str(request.type),
             "of_amount": request.amount,
             "of_now": now,
@@ -109,6 +141,12 @@ class DuplicateGuard:
             "of_payout": request.type == TransactionType.DISBURSEMENT,
             "of_guarded": self.sole_writer is not False,
         }
+
+    def has(self, number_key: str | None) -> bool:
+        """Return whether the key of the digests is the account's; forget one that is not."""
+        is_own = self._key in {None, number_key}
+        self._key = self._key if is_own else None
+        return is_own
 
     def begin(self, journal: Journal, now: datetime) -> str:
         """Return the account's secret key of the digests; note the time of its first payment if this is that."""

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     STOPS_KIND,
@@ -39,6 +39,7 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records.entries import JournalEntry, columns_of, detail_of, problem_of
+from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
     PaymentRecord,
@@ -85,7 +86,7 @@ _OWNER = (
 _SAVED = (
     sa.select(
         *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
-        *(_columns[name] for name in ("ended_at", "transaction_id", "batch", "stops_kind")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "batch", "previous_key", "stops_kind")),
         _OWNER,
     )
     .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
@@ -116,7 +117,15 @@ _PUBLISH_AT = _CHANGED.values(at=_at).inline()
 # All of these by one statement, which SQLite does not know.
 _RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
 _CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
+_PAID = str(TransactionStatus.SUCCESS)
+HAS_TURNED: tuple[str, str] = (PaymentCause.CHANGED.value, _PAID)
+"""Cause and `about` of a payment that failed, and is shown as paid now."""
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
+
+
+def repeats_paid(key: str) -> str:
+    """Return why a retry of a payment is not sent, which has turned out to be paid."""
+    return f"payment {key!r}, which it repeats, has turned to SUCCESS"
 
 
 @attrs.define(eq=False)
@@ -266,9 +275,20 @@ class Journal:
             self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail_of(entry), values=values)
         elif values:
             self.change(row.key, values)
-        if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
-            said = "its batch was cancelled meanwhile"
-            return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
+        if entry.event is PaymentEvent.PUT_BACK and (cancel := self._cancellation(row, entry)) is not None:
+            return self.save(cancel)
+        return None
+
+    def _cancellation(self, row: sa.Row[Any], entry: JournalEntry) -> JournalEntry | None:
+        """Return the end of a payment that has come back unsent, and is not to be sent again; None if it is."""
+        cancel = attrs.evolve(entry, event=PaymentEvent.CANCEL, detail="its batch was cancelled meanwhile")
+        if self._is_batch_cancelled(row.batch):
+            return attrs.evolve(cancel, source=Source.PERSON)
+        before: str | None = row.previous_key
+        while before is not None and (earlier := self.row(before)) is not None:
+            if earlier.status == _PAID or (earlier.cause, earlier.about) == HAS_TURNED:
+                return attrs.evolve(cancel, detail=repeats_paid(before))
+            before = earlier.previous_key
         return None
 
     def _is_batch_cancelled(self, batch: str | None) -> bool:

@@ -15,7 +15,7 @@ from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.entries import JournalEntry
-from mobilemoney_async.payments.records.journal import PAYMENTS, Journal
+from mobilemoney_async.payments.records.journal import PAYMENTS, Journal, repeats_paid
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import reason_columns
@@ -50,8 +50,7 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
         if transaction.is_final:
             journal.change(row.key, reason_columns(changed))
             if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
-                journal.stop(row, {"stops_kind": True})  # money may have moved after all
-                _cancel_retry(journal, row, source=source, at=at)
+                _cancel_retry(journal, row, source=source, at=at)  # no other of its kind begins: `duplicates.TURNED`
         entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
         return journal.contradict(entry, f"was finally {row.status}, and is {status}")
     values: dict[str, Any] = {"status": status}
@@ -78,7 +77,7 @@ def keep_final_state(journal: Journal, transaction_id: str, *, note: str, at: da
     row = journal.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
     if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
         return False
-    journal.change(row.key, {**reason_columns(None), "stops_kind": False})
+    journal.change(row.key, reason_columns(None))
     journal.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
     return True
 
@@ -90,19 +89,24 @@ def take_final_state(
     status = str(transaction.status)
     if record.phone_number.startswith(ERASED):
         transaction = attrs.evolve(transaction, phone_number="erased")
-    values = {"status": status, "transaction": dump(transaction), "changed_at": at, "stops_kind": False}
-    values |= reason_columns(None)
+    values = {"status": status, "transaction": dump(transaction), "changed_at": at, **reason_columns(None)}
     change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
     journal.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
+    row = journal.row(record.key)
+    if transaction.succeeded and row is not None:
+        _cancel_retry(journal, row, source=Source.PERSON, at=at)
 
 
 def _cancel_retry(journal: Journal, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
-    """Take a payment out of the queue that a retry has made in place of another one, which was paid after all."""
+    """Take a payment out of the queue that a retry has made in place of another one, which was paid after all.
+
+    One that is on its way is taken out if it comes back: see `Journal.save`.
+    """
     later: sa.Row[Any] | None = row
     while later is not None and later.next_key is not None:
         later = journal.row(later.next_key, lock=True)
     if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
-        said = f"payment {row.key!r}, which it repeats, has turned to SUCCESS"
+        said = repeats_paid(row.key)
         journal.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=said))
 
 

@@ -1,0 +1,116 @@
+"""A payout that had failed and is shown as paid stops others of its kind until someone decides."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import AsyncClient, DuplicateSuspected, PaymentState, SQLStore
+from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
+from tests.support.second_service import error
+
+pytestmark = pytest.mark.anyio
+
+
+async def settle(client: AsyncClient) -> None:
+    async with client.poller(resume=True, timeout=600) as poller:
+        async for _ in poller.outcomes():
+            pass
+
+
+async def fail(world: World, client: AsyncClient, *keys: str) -> None:
+    """Make payouts of one kind that fail, one after the other."""
+    for key in keys:
+        await world.pay(client, [Order(key, "disbursements", number(1))])
+        world.service.finish(world.service.payments[-1], "FAILED")
+        await settle(client)
+        await anyio.sleep(MINUTE)
+
+
+async def turn(world: World, client: AsyncClient) -> None:
+    """Let all payouts have been paid after all, as usual with mobile money, and a page show it."""
+    for payment in world.service.payments:
+        payment.status = "SUCCESS"
+    async for _ in client.transactions.list():
+        pass
+
+
+async def stopped_by(world: World, client: AsyncClient, key: str) -> Any:
+    answer = await world.attempt(client, Order(key, "disbursements", number(1)))
+    return answer.other_key if isinstance(answer, DuplicateSuspected) else answer
+
+
+@pytest.mark.slow
+@BOTH
+async def test_one_that_turns_beside_an_unknown_one_stops_that_too(store_url: str) -> None:
+    world = make_world(store_url)
+    async with world.client() as client:
+        await fail(world, client, "A")
+        await world.lose(client, Order("B", "disbursements", number(1)), made=False)
+        await turn(world, client)
+        await anyio.sleep(GRACE)
+        await world.confirm(client, "B")
+        assert await stopped_by(world, client, "B") == "A"
+    assert len(world.service.payments) == 1
+
+
+@pytest.mark.slow
+async def test_each_of_two_that_turn_has_to_be_decided(sqlite_file_url: str) -> None:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await fail(world, client, "A", "B")
+        await turn(world, client)
+        first = await stopped_by(world, client, "C")
+        (second,) = {"A", "B"} - {first}
+        paid = (await world.get(client, first)).transaction_id
+        assert paid is not None
+        await client.payments.recover({first: paid}, note="Asha: the customer has it")
+        assert await stopped_by(world, client, "C") == second
+        (other,) = {payment.id for payment in world.service.payments} - {paid}
+        await client.payments.explain(other, note="Asha: the customer does not have it")
+        await world.pay(client, [Order("C", "disbursements", number(1))])
+
+
+@pytest.mark.slow
+async def test_one_whose_number_was_erased_stops_others_too(sqlite_file_url: str) -> None:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await fail(world, client, "A")
+        await SQLStore(world.url, grace=GRACE).erase(phone_number=number(1))
+        await turn(world, client)
+        assert await stopped_by(world, client, "C") == "A"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decides", [False, True])
+async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_paid(
+    sqlite_file_url: str, decides: bool
+) -> None:
+    """The retry is on its way as the first one turns, and is rejected for the rate limit: it ends."""
+    world = make_world(sqlite_file_url)
+    service = world.service
+    async with world.client() as client, world.client() as other:
+        first = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        async with client.dispatcher():
+            await anyio.sleep(3)
+        service.finish(service.payments[0], "FAILED")
+        await settle(client)
+        retry = await client.payouts.retry(first.id, by="Asha")
+        await client.payouts.approve(retry.id, by="Juma", digest=retry.digest)
+
+        def limit(*_: Any) -> Any:
+            service.answer_create, service.makes = (lambda *_: None), True
+            return error(429, "RATE_LIMIT_EXCEEDED", retry_after=2)
+
+        service.answer_create, service.makes, service.answer_after = limit, False, 3.0
+        async with client.dispatcher():
+            await anyio.sleep(1.5)
+            await turn(world, other)
+            if decides:
+                (record,) = [each for each in await other.payments.list() if each.is_contradicted]
+                await other.payments.recover({record.key: str(record.transaction_id)}, note="Asha: paid")
+            await anyio.sleep(20)
+        states = [record.state for record in await client.payments.list()]
+    assert sorted(states) == [PaymentState.CANCELLED, PaymentState.FINAL]
+    assert len(service.payments) == 1
