@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[1]
 SMALL = "MOBILEMONEY_BENCH_SMALL" in os.environ
 """Whether each benchmark runs at its smallest size."""
 
+EARLIER = "79ee875"
+"""The commit whose package some benchmarks run in turn with this one: before the simpler group commit."""
+
 T = TypeVar("T")
 
 Contestant = Callable[[], float]
@@ -163,10 +166,28 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
-def in_process(module: str, *arguments: str) -> Any:
-    """Run a module in a process of its own, and return what it prints as JSON."""
+def in_process(module: str, *arguments: str, package: str = "") -> Any:
+    """Run a module in a process of its own, and return what it prints as JSON.
+
+    Args:
+        module: Its name.
+        arguments: Those of the process.
+        package: A folder with another `mobilemoney_async`, which takes the place of this one.
+    """
     command = module_command(module, *arguments)
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=1800).stdout)
+    env = {**os.environ, "PYTHONPATH": package} if package else None
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=1800, env=env).stdout)
+
+
+def earlier_package(folder: str) -> str | None:
+    """Put the package of commit `EARLIER` into a folder, and return it; None if this is no clone with its history."""
+    archive = subprocess.run(
+        ["git", "archive", EARLIER, "mobilemoney_async"], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        return None
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    return folder
 
 
 def at_most(ratio: float, limit: float) -> tuple[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
@@ -123,13 +124,18 @@ def _stripe(body: bytes) -> stripe.StripeObject:
     return stripe.StripeObject.construct_from(data, "sk_test_0")
 
 
+def _ours(body: bytes) -> Callable[[], Any]:
+    return partial(read_answer, LIST_TRANSACTIONS, Answer(status_code=200, content_type="application/json", body=body))
+
+
 def run() -> list[Row]:
     """Compare the client's way of reading a page with other libraries' ways."""
     body = page_of_transactions()
-    answer = Answer(status_code=200, content_type="application/json", body=body)
-    ours = partial(read_answer, LIST_TRANSACTIONS, answer)
+    # As a page of a service that writes times in its own way: side fields, which are read as None.
+    odd = re.sub(rb'"created_at": "[^"]*"', b'"created_at": "yesterday"', body)
     ways: dict[str, tuple[Callable[[], Any], int]] = {
-        "ours": (ours, 100),
+        "ours": (_ours(body), 100),
+        "ours, odd": (_ours(odd), 40),
         "msgspec": (partial(msgspec.json.Decoder(PageAnswer).decode, body), 100),
         "pydantic": (partial(_PydanticPage.model_validate_json, body), 60),
         "openai": (partial(_openai, body), 6),
@@ -137,8 +143,9 @@ def run() -> list[Row]:
     }
     read = [way().transactions for way, _ in ways.values()]
     assert all(len(transactions) == 100 for transactions in read)
-    assert read[2][7].created_at == read[0][7].created_at
-    assert read[2][7].amount == read[0][7].amount
+    assert all(each.created_at is None for each in read[1])
+    assert read[3][7].created_at == read[0][7].created_at
+    assert read[3][7].amount == read[0][7].amount
 
     figures = interleave({name: repeated(way, number) for name, (way, number) in ways.items()}, _ROUNDS)
     case, cost = f"decode a page of 100 transactions ({len(body) // 1000} kB)", f"{figures.cost('ours') * MICRO:.0f} µs"
@@ -147,12 +154,16 @@ def run() -> list[Row]:
             case,
             cost,
             f"msgspec into the same classes, {figures.cost('msgspec') * MICRO:.0f} µs",
-            "at most 1.15x",
-            *at_most(figures.ratio("ours", "msgspec"), 1.15),
+            "at most 1.12x",
+            *at_most(figures.ratio("ours", "msgspec"), 1.12),
         )
     ]
-    for name, limit in (("pydantic", 1.7), ("openai", 20), ("stripe", 20)):
-        against = f"{name}, {figures.cost(name) * MICRO:,.0f} µs"
+    # msgspec alone is the limit: nothing that makes these classes is more times faster than it is.
+    for name, limit in (("pydantic", 1.0), ("openai", 15), ("stripe", 15)):
+        fastest = figures.ratio(name, "msgspec")
+        against = f"{name}, {figures.cost(name) * MICRO:,.0f} µs; the limit, msgspec, is {fastest:.1f}x faster"
         faster = at_least(figures.ratio(name, "ours"), limit)
-        rows.append(Row(case, cost, against, f"at least {limit}x faster", *faster))
-    return rows
+        rows.append(Row(case, cost, against, f"at least {limit:g}x faster", *faster))
+    case, cost = "the same, `created_at` of each row unreadable", f"{figures.cost('ours, odd') * MICRO:.0f} µs"
+    against = f"the page above, {figures.cost('ours') * MICRO:.0f} µs"
+    return [*rows, Row(case, cost, against, "at most 3x", *at_most(figures.ratio("ours, odd", "ours"), 3))]

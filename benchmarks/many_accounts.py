@@ -12,8 +12,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ import anyio
 import httpx
 
 from benchmarks.bodies import one_transaction
-from benchmarks.common import Row, ask, in_process, size
+from benchmarks.common import EARLIER, Row, ask, at_most, earlier_package, in_process, interleave, size
 from benchmarks.loopback import serving
 from mobilemoney_async import Merchants, SQLStore
 from tests.contract import samples
@@ -54,6 +55,21 @@ def run() -> Iterator[Row]:
                 url = f"sqlite:///{folder}/{number}.db" if kind == "SQLite" else server.new_database()
                 found = in_process("benchmarks.many_accounts", url, str(number), addresses["lookup"])
                 yield from _rows(kind, number, found)
+        if (earlier := earlier_package(folder)) is not None:
+            yield from _against(server.new_database, earlier, addresses["lookup"])
+
+
+def _against(new_url: Callable[[], str], earlier: str, address: str) -> Iterator[Row]:
+    """Compare the first create of each account with an earlier commit."""
+
+    def measure(package: str = "") -> float:
+        found = in_process("benchmarks.many_accounts", new_url(), str(_COUNTS[-1]), address, package=package)
+        return float(found["CPU"])
+
+    figures = interleave({"ours": measure, "earlier": partial(measure, earlier)}, size(3, 1))
+    case = f"{_COUNTS[-1]:,} accounts, PostgreSQL: CPU of the first create of each"
+    against, ratio = f"commit {EARLIER}, {figures.cost('earlier'):.2f} ms", figures.ratio("ours", "earlier")
+    yield Row(case, f"{figures.cost('ours'):.2f} ms", against, "at most 0.75x", *at_most(ratio, 0.75))
 
 
 def _rows(kind: str, number: int, found: dict[str, Any]) -> Iterator[Row]:
