@@ -90,13 +90,16 @@ class Coordinator:
 
     # This process's payments, as in `Planner`
 
-    def track(self, transaction_id: str, now: float, *, is_new: bool, deadline: float) -> bool:
-        """Track a payment; return False if it is tracked already."""
+    def track(
+        self, transaction_id: str, now: float, *, is_new: bool, deadline: float, tracked_at: float | None = None
+    ) -> bool:
+        """Track a payment; return False if it is tracked already. See `Planner.track`."""
         if transaction_id in self._local:
             return False
         if "\x00" in transaction_id:
             raise refuse("payment", "an id of the service")  # PostgreSQL has no such text
-        payment = TrackedPayment(transaction_id, tracked_at=now, due=math.inf, deadline=deadline, is_new=is_new)
+        began = now if tracked_at is None else tracked_at
+        payment = TrackedPayment(transaction_id, tracked_at=began, due=math.inf, deadline=deadline, is_new=is_new)
         self._local.add(payment)
         self._state(payment, now)
         self._request_sync(now)

@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.limits import Schedule
+from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
 from mobilemoney_async.contract.models import Acknowledgement, Transaction, id_of
 from mobilemoney_async.errors import (
     InvalidRequest,
@@ -47,6 +47,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _MOST_IN_FLIGHT = 4
 # Seconds until the store is read again after it failed.
 _FAULT_PAUSE = 5.0
+# Seconds between two looks for payments of the store that the service did not know.
+_LOOK_AGAIN = 600.0
 
 
 class Poller(anyio.AsyncContextManagerMixin):
@@ -92,6 +94,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
         self._channel, self._resume = channel, resume
+        self._unknown: set[str] = set()  # payments that the service did not know since the last look for them
         self._changed = Signal()
         self._coordinator: Coordinator | None = None
         if channel is not None:
@@ -148,14 +151,16 @@ class Poller(anyio.AsyncContextManagerMixin):
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
         self._track(transaction_id, patience, is_new=is_new)
 
-    def _track(self, transaction_id: str, patience: float | None, *, is_new: bool) -> None:
+    def _track(
+        self, transaction_id: str, patience: float | None, *, is_new: bool, tracked_at: float | None = None
+    ) -> None:
         ended = self._outcomes.latest(transaction_id)
         if ended is not None and ended.transaction is not None:
             return
         self._outcomes.forget(transaction_id)
         now = anyio.current_time()
         deadline = math.inf if patience is None else now + patience
-        if self._tracked.track(transaction_id, now, is_new=is_new, deadline=deadline):
+        if self._tracked.track(transaction_id, now, is_new=is_new, deadline=deadline, tracked_at=tracked_at):
             self._metrics.tracked(transaction_id)
             self._changed.send()
 
@@ -257,6 +262,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             self.track(transaction_id)
         if self._channel is not None and self._resume:
             group.start_soon(self._follow_store, self._channel)
+            group.start_soon(self._look_again, self._channel)
 
     async def _follow_store(self, channel: PollerChannel) -> None:
         """Track each payment of the store that comes to exist, whichever process has sent it."""
@@ -269,6 +275,26 @@ class Poller(anyio.AsyncContextManagerMixin):
             else:
                 for transaction_id in arrivals:
                     self._track(transaction_id, self._timeout, is_new=True)
+
+    async def _look_again(self, channel: PollerChannel) -> None:
+        """Look payments of the store up again that the service did not know: it may show them late."""
+        while True:
+            await anyio.sleep(_LOOK_AGAIN)
+            if not self._unknown:
+                continue
+            try:
+                pending = await channel.unfinished()
+            except StoreError as exc:
+                warn_of_store("payments that the service did not know are tracked later", exc)
+                continue
+            unknown, self._unknown = self._unknown.intersection(pending), set()
+            if unknown:
+                said = "the service does not know %d payments%s: each is looked up again every ten minutes"
+                logger.warning(said, len(unknown), channel.whose)
+            # They have had their grace period: one look each.
+            tracked_at = anyio.current_time() - UNSEEN_GRACE
+            for transaction_id in sorted(unknown):
+                self._track(transaction_id, self._timeout, is_new=False, tracked_at=tracked_at)
 
     def _close(self) -> None:
         self._is_open = False
@@ -362,6 +388,8 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _hand_out(self, endings: list[StatusUpdate]) -> None:
         for update in endings:
+            if self._resume and isinstance(update.error, TransactionNotFound | InvalidTransactionId):
+                self._unknown.add(update.transaction_id)
             self._metrics.ended(update)
             self._outcomes.add(
                 Outcome(transaction_id=update.transaction_id, transaction=update.transaction, error=update.error)

@@ -206,6 +206,9 @@ class PollerChannel(Protocol):
             StoreError: The account is another merchant's, or, with `resume`, the store failed.
         """
 
+    async def unfinished(self) -> list[str]:
+        """Return the transaction ids of the store's payments that are not final, oldest first."""
+
     async def next_arrivals(self) -> list[str]:
         """Wait for payments that were acknowledged since `join` with `resume`, and return their transaction ids."""
 

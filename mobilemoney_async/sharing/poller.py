@@ -175,6 +175,10 @@ class StoreChannel:
         if not resume:
             return []
         await self._feed.begin()  # first: a payment that is acknowledged in between is found twice, not missed
+        return await self.unfinished()
+
+    async def unfinished(self) -> list[str]:
+        """Return the payments of the store that are not final; see `PollerChannel.unfinished`."""
         return await self.store.read(pending_ids)
 
     async def next_arrivals(self) -> list[str]:

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records.record import PaymentEvent, PaymentReque
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
-from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.sharing.poller import StoreChannel
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
@@ -578,6 +578,26 @@ async def test_payments_are_followed_after_the_feed_has_begun_anew(store_url: st
                 made = await pay(key)
                 with anyio.fail_after(600):
                     assert (await anext(outcomes)).transaction_id == made
+
+
+@pytest.mark.costly("runs lines of polling/poller.py that no quick test runs")
+async def test_a_payment_that_the_service_shows_late_is_followed_to_its_end(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With resume=True also after it was not found: it is looked up again, and the log says so."""
+    monkeypatch.setattr("mobilemoney_async.polling.planner.UNSEEN_GRACE", 1.0)
+    monkeypatch.setattr("mobilemoney_async.polling.poller._LOOK_AGAIN", 4.0)
+    sandbox = Sandbox(choices=Choices(lookup_lag=10, list_lag=10))
+    async with sandbox.client(store=SQLStore(sqlite_file_url)) as client, client.poller(resume=True) as poller:
+        outcomes = poller.outcomes(forever=True)
+        await client.collections.create(phone_number="+255780000789", amount=1000, idempotency_key="order-1")
+        with anyio.fail_after(60):
+            assert isinstance((await anext(outcomes)).error, TransactionNotFound)
+            assert (await anext(outcomes)).transaction is not None
+        record = await client.payments.get("order-1")
+        assert record is not None
+        assert record.is_final
+    assert "the service does not know 1 payments: each is looked up again" in caplog.text
 
 
 async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
