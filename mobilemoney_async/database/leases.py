@@ -23,12 +23,24 @@ _SHIELD = 5.0
 
 
 def change_lease(
-    connection: sa.Connection, account: str, name: str, *, by: Holder, ttl: float | None, clock: Clock
+    connection: sa.Connection,
+    account: str,
+    name: str,
+    *,
+    by: Holder,
+    ttl: float | None,
+    clock: Clock,
+    only_renew: bool = False,
 ) -> bool:
-    """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then, or had it."""
+    """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then, or had it.
+
+    With `only_renew` it is left as it is if another one has had it since.
+    """
     place = {"account": account, "name": name}
     row = lock_row(connection, leases, place)
     before = read_lease(row)
+    if only_renew and not before.is_held_by(by):
+        return False
     lease = before.released(by) if ttl is None else before.taken(by, clock(), ttl)
     here = (leases.c[column] == value for column, value in place.items())
     connection.execute(leases.update().where(*here).values(attrs.asdict(lease)))

@@ -187,6 +187,26 @@ async def test_a_reader_that_slept_begins_again_where_another_process_left(sqlit
     assert handled == {each.cursor for each in found}
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_reader_that_slept_hands_out_nothing_that_is_done(sqlite_file_url: str, is_done: bool) -> None:
+    """Also where the other process has left again: its page may be older than what that one has handled."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a", "b")
+        feed = one.payments.changes(consumer="books", start="oldest")
+        first = await anext(feed)
+        await anyio.sleep(70)
+        with anyio.move_on_after(10):
+            async for change in other.payments.changes(consumer="books"):
+                await change.done()
+        if is_done:
+            with pytest.raises(StoreError, match="another process has taken over"):
+                await first.done()
+        await pay(one, "c")
+        with anyio.fail_after(60):
+            assert (await anext(feed)).key == "c"
+
+
 @pytest.mark.slow
 async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sqlite_file_url: str) -> None:
     """Later changes of its payment wait for it; after ten times it is parked, and its payment goes on."""

@@ -332,11 +332,15 @@ class ConsumerReader:
         return result[0]
 
     async def _leased(self, work: Callable[[ConsumerTable], T]) -> T | None:
-        """Take or renew the lease, and run work in the same transaction; None if another process has the lease."""
+        """Take or renew the lease, and run work in the same transaction; None if another process has the lease.
+
+        Also None if one has had it since the page was read: that may be behind the place of the store.
+        """
         name, account, began = _lease_name(self._name), self._store.account, anyio.current_time()
+        options: dict[str, Any] = {"by": Holder(self.me), "ttl": _LEASE, "only_renew": self._delivery is not None}
 
         def run(connection: sa.Connection, clock: Clock) -> T | None:
-            if not change_lease(connection, account, name, by=Holder(self.me), ttl=_LEASE, clock=clock):
+            if not change_lease(connection, account, name, clock=clock, **options):
                 return None
             return work(self._table(connection))
 
