@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from mobilemoney_async import AsyncClient, InvalidCursor, InvalidRequest, PaymentChange, PaymentState, StoreError
 from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.events import ChangeParked, Event
-from mobilemoney_async.payments.feed.changes import prune_changes
+from mobilemoney_async.payments.feed.changes import number_changes, prune_changes
 from mobilemoney_async.payments.feed.consumers import MOST_TRIES
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
@@ -638,6 +638,33 @@ async def test_whoever_numbers_changes_prunes_them(
         await world.advance(61)
         await number_them(client)
         assert prunings == [1, 1]
+
+
+@pytest.mark.parametrize("choice", [{}, {"consumer": "books", "start": "oldest"}])
+async def test_a_reader_waits_behind_changes_that_were_pruned(
+    sqlite_file_url: str, choice: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of the feed: it reads once, and hears of the next change."""
+    world, readings = make_world(sqlite_file_url), list[float]()
+
+    def count(journal: Journal) -> Any:
+        readings.append(1)
+        assert len(readings) < 20
+        return number_changes(journal)
+
+    async with world.client() as client:
+        await pay(client, "a")
+        await finish(client)
+        assert await prune(world, client) == []
+        monkeypatch.setattr("mobilemoney_async.payments.feed.feed.number_changes", count)
+        feed = client.payments.changes(**choice)
+        with anyio.move_on_after(3):
+            await anext(feed)
+        if "consumer" in choice:  # one that is cancelled is closed
+            feed = client.payments.changes(**choice)
+        await pay(client, "b")
+        assert (await anext(feed)).key == "b"
+        await feed.aclose()
 
 
 def found_in(url: str) -> list[str]:

@@ -129,7 +129,7 @@ class ConsumerTable:
         """
         lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
-        upto = page[-1].number if page else after
+        upto = page[-1].number if page else max(after, feed.last)
         due = [each for each in lagging.values() if each.next_at <= now]
         again, parked = self._try_again(due, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]

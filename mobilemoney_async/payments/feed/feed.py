@@ -119,7 +119,9 @@ class ChangePages:
                 page = read_changes(journal, feed, after=after, limit=limit)
                 now = find_feed(journal)
                 if now is not None and now.prunings == feed.prunings:  # else some may have gone before they were read
-                    return after, page[-1].change.cursor if page else place, page
+                    # An empty page has passed those that were pruned: nothing is to be read up to the last one.
+                    waits_behind = after if page else max(after, feed.last)
+                    return waits_behind, page[-1].change.cursor if page else place, page
 
         self._number, self._after, page = await self._store.write(read)
         self._page.extend(page)
