@@ -125,7 +125,8 @@ class Worker(anyio.AsyncContextManagerMixin):
         given_back = frozenset(self._given_back)
         most = 0 if self._is_closing else _BATCH - self._starts.statistics().tasks_waiting
         renewal = await self._claims.renew(given_back=given_back, most=most)
-        self._given_back -= given_back
+        # Also what this renewal took while its old parts ended.
+        self._given_back -= given_back | {claim.account for claim in renewal.new}
         if renewal.lost:
             logger.warning("the claims to %d accounts have ended: this host was away", len(renewal.lost))
         for claim in renewal.lost:

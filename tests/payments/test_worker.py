@@ -740,6 +740,45 @@ async def test_a_host_that_stands_still_during_its_renewal_holds_up_nobody(postg
     assert sorted([*claims.held, *still.held]) == shops(2)
 
 
+@pytest.mark.slow
+async def test_a_host_serves_an_account_that_it_takes_again_while_the_old_parts_end(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts end during the renewal that takes the account again: it is not given back then."""
+    renew, mode = Claims.renew, "plain"
+
+    async def busy(claims: Claims, **options: Any) -> Any:
+        if claims is not first._claims:
+            return await renew(claims, **options)
+        if mode == "away":
+            raise StoreError("away", outcome="not_sent")
+        renewal = await renew(claims, **options)
+        while renewal.new and first.accounts:  # as if the database was slow to answer
+            await anyio.sleep(0.1)
+        return renewal
+
+    async def answer_late(account: str) -> None:
+        await anyio.sleep(18)
+
+    monkeypatch.setattr(Claims, "renew", busy)
+    async with platform.merchants("one") as merchants, merchants.worker() as first:
+        await pay(merchants, ["a"])
+        await enqueue(merchants, ["a"], "queued")
+        platform.answer_first = answer_late
+        await anyio.sleep(6)
+        assert first.accounts == {"a"}
+        mode = "away"
+        async with platform.host("two") as second:
+            await anyio.sleep(9)
+            assert second.accounts == {"a"}
+            mode = "slow"
+            await anyio.sleep(2)
+            assert first.accounts == {"a"}  # it waits for the answer
+        await anyio.sleep(20)
+        assert first.accounts == {*first._claims.held} == {"a"}
+        assert not first._given_back
+
+
 @contextmanager
 def locked(url: str, table: sa.Table, key: Mapping[str, Any]) -> Iterator[None]:
     """Lock a row, as an operator's open transaction does."""
