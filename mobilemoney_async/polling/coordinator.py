@@ -71,7 +71,9 @@ class Coordinator:
     _sync_at: float = math.inf
     _check_at: float = math.inf
     _synced_at: float = -math.inf  # the beginning of the latest sync, minus infinity before the first
+    # By both clocks: the other processes judge by the wall clock, which may be set ahead.
     _renew_at: float = -math.inf
+    _renew_by: datetime = attrs.field(default=attrs.Factory(lambda self: self._utcnow(), takes_self=True))
     # As the holder.
     _epoch: int | None = None
     _held_until: float = -math.inf
@@ -217,8 +219,8 @@ class Coordinator:
 
     async def _sync(self) -> None:
         now = anyio.current_time()
-        if now >= self._renew_at:
-            self._renew_at = now + _HOLD / 2
+        if self._must_renew(now):
+            self._renew_at, self._renew_by = now + _HOLD / 2, self._utcnow() + timedelta(seconds=_HOLD / 2)
             for payment in self._local:
                 if payment.id not in self._outgoing.subscriptions:
                     self._state(payment, now)
@@ -251,10 +253,14 @@ class Coordinator:
             self._failed(exc)
             return
         self._works()
-        if check.has_updates or (self._epoch is None and check.lease_ends_at is None):
-            self._request_sync(anyio.current_time())
+        now = anyio.current_time()
+        if check.has_updates or (self._epoch is None and check.lease_ends_at is None) or self._must_renew(now):
+            self._request_sync(now)
         else:
             self._schedule(check.lease_ends_at)
+
+    def _must_renew(self, now: float) -> bool:
+        return now >= self._renew_at or self._utcnow() >= self._renew_by
 
     def _wants_lease(self, now: float) -> bool:
         if self._steps_down(now):

@@ -600,6 +600,28 @@ async def test_a_payment_that_the_service_shows_late_is_followed_to_its_end(
     assert "the service does not know 1 payments: each is looked up again" in caplog.text
 
 
+@pytest.mark.slow
+async def test_a_wall_clock_that_is_set_ahead_stops_no_poller(sqlite_file_url: str) -> None:
+    """Neither in the process that makes the requests nor in one that gets the results from it."""
+    sandbox, ahead = Sandbox(), timedelta()
+    clients = [sandbox.client(store=SQLStore(sqlite_file_url), utcnow=lambda: sandbox.now + ahead) for _ in range(2)]
+    async with clients[0] as one, clients[1] as other, one.poller() as first, other.poller() as second:
+        made = [
+            await client.collections.create(phone_number="+255780000129", amount=1000, idempotency_key=key)
+            for client, key in ((one, "order-1"), (other, "order-2"))
+        ]
+        for poller, payment in zip((first, second), made, strict=True):
+            poller.track(payment)
+        await anyio.sleep(20)
+        ahead = timedelta(hours=2)
+        await anyio.sleep(20)
+        for payment in made:
+            sandbox.approve(payment.transaction_id)
+        with anyio.fail_after(60):
+            for poller, payment in zip((first, second), made, strict=True):
+                assert (await poller.wait(payment)).succeeded
+
+
 async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
     """Without a store `resume` is refused; a store that fails is an error on entering, before anything has begun."""
     till = Till()
