@@ -200,6 +200,8 @@ class SharedLimiter:
             unused=tuple(self._slots.unused),
         )
         self._is_outdated = False
+        # Before the transaction: it may commit though this task is cancelled, and a slot is given back once.
+        self._slots.unused.clear()
         reservation, seen_at, offset = await self._reserve(request)
         # No await from here to the end: a cancellation cannot lose a slot.
         now = self._now()
@@ -208,7 +210,6 @@ class SharedLimiter:
             reservation = attrs.evolve(reservation, slots=())
         else:
             self._slots.held_until = None
-        del self._slots.unused[: len(request.unused)]
         self._slots.put(reservation, offset)
         for priority, at in reservation.turns.items():
             self._queue.note_turn(priority, at + offset)
