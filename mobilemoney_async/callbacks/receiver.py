@@ -26,7 +26,7 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.redaction import names_secret
 from mobilemoney_async.text import redact
-from mobilemoney_async.values import Secret, refuse, require_integer, require_text
+from mobilemoney_async.values import Secret, conceal, refuse, require_integer, require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -157,13 +157,13 @@ class CallbackReceiver:
         find: Find | None = None,
         keep: int = 100,
     ) -> None:
+        secret = None if secret is None else conceal(secret)
         for argument, function in (("verify", verify), ("find", find)):
             if function is not None and not callable(function):
                 raise refuse(argument, "a function or None", function)
-        hidden = Secret(secret) if isinstance(secret, str) else secret
-        if hidden is not None and (not isinstance(hidden, Secret) or len(hidden.reveal()) < _SECRET_LENGTH):
+        if secret is not None and (not isinstance(secret, Secret) or len(secret.reveal()) < _SECRET_LENGTH):
             raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
-        self._poller, self._verify, self._find, self._secret = poller, verify, find, hidden
+        self._poller, self._verify, self._find, self._secret = poller, verify, find, secret
         self._keep = require_integer("keep", keep, 0)
         self._kept: OrderedDict[bytes, KeptCallback] = OrderedDict()
         self._known: OrderedDict[str, str] = OrderedDict()  # name -> transaction id

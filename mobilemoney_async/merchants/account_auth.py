@@ -10,7 +10,7 @@ import asyncio
 import copy
 import math
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 
@@ -28,7 +28,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
-from mobilemoney_async.values import Secret, refuse
+from mobilemoney_async.values import Secret, conceal, refuse
 
 AccountSecret: TypeAlias = str | Secret | TokenAuth | LoginAuth
 """Type of the result of `Merchants`' argument ``auth``: an issued token, or e-mail and password."""
@@ -171,11 +171,11 @@ class AccountAuth:
         account = self._store.account
         try:
             with anyio.fail_after(self._timeout):
-                secret = await self._ask(account)
-            if isinstance(secret, str | Secret):
+                secret: TokenAuth | LoginAuth | Secret = _hidden(await self._ask(account))
+            if isinstance(secret, Secret):
                 return TokenAuth(secret)
             if type(secret) not in {TokenAuth, LoginAuth}:
-                raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", type(secret))
+                raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", secret)
         except (Exception, asyncio.CancelledError) as exc:
             if isinstance(exc, asyncio.CancelledError) and _is_cancelled():
                 raise
@@ -186,6 +186,11 @@ class AccountAuth:
                 await self._suspend(str(exc))
             raise copy.copy(self._failure) from self._failure.__cause__
         return secret
+
+
+def _hidden(secret: object) -> Any:
+    """Return what the function gave without a text in clear, or its type: the caller's frame may be reported."""
+    return secret if type(secret) in {TokenAuth, LoginAuth} else conceal(secret)
 
 
 def _is_cancelled() -> bool:

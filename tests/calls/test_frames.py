@@ -21,6 +21,7 @@ from mobilemoney_async import (
     SQLStore,
     TokenAuth,
 )
+from mobilemoney_async.callbacks import CallbackReceiver
 from tests.calls.ways import connect
 from tests.support.fakes import (
     EMAIL,
@@ -40,6 +41,7 @@ from tests.support.server import NeverAnswer, Reply, Request, Trickle, serve
 ISSUED, FRESH, CODE, NEW_PASSWORD = "issued-8f3a.token", "fresh-77bc.token", "482913", "tr0ub4dor"
 NOTE, KEY = "ring0788", "hunter2-key"
 SECRETS = [ISSUED, FRESH, CODE, NEW_PASSWORD, NOTE, KEY, PASSWORD, PHONE_NUMBER, PHONE_NUMBER[1:], PHONE_NUMBER[4:]]
+NOBODY: Any = None
 ONCE = RetryPolicy(max_attempts=1)
 
 Call = Callable[[AsyncClient], Awaitable[object]]
@@ -232,6 +234,9 @@ async def test_a_wrong_argument_is_refused_without_a_secret_in_a_frame() -> None
         lambda: SQLStore("sqlite://", key=KEY),
         lambda: SQLStore("sqlite:///x.db", account="", key=KEY),
         lambda: SQLStore("sqlite:///x.db", key=KEY),
+        lambda: CallbackReceiver(NOBODY, secret=KEY),
+        lambda: CallbackReceiver(NOBODY, secret=KEY, verify="x"),  # type: ignore[arg-type]
+        lambda: CallbackReceiver(NOBODY, secret=KEY + KEY, keep=-1),
     ],
 )
 async def test_what_is_made_with_a_wrong_argument_shows_no_secret(make: Callable[[], object]) -> None:

@@ -14,11 +14,13 @@ from mobilemoney_async import (
     DuplicateSuspected,
     IdempotencyConflict,
     InvalidRequest,
+    Merchants,
     MobileMoneyError,
     OutcomeUnknown,
     RetryPolicy,
     SQLStore,
     StoreError,
+    TransportError,
 )
 from tests.support.fakes import EMAIL, PASSWORD, FakeTransport, make_client, refusal, script
 from tests.support.frames import leaks
@@ -89,6 +91,21 @@ async def test_an_error_of_a_create_with_a_store_keeps_no_secret_in_a_frame(
     ) as client:
         with pytest.raises(kind) as caught:
             await call(client)
+    assert leaks(caught.value, SECRETS) == []
+
+
+@pytest.mark.parametrize("given", [f"{TOKEN}\n", ("shop@example.com", PASSWORD), {"token": TOKEN}])
+async def test_a_wrong_secret_of_a_vault_is_in_no_frame(given: Any, tmp_path: Path) -> None:
+    """A token is often wrong by a line end only, or of another kind."""
+
+    async def auth(account: str) -> Any:
+        return given
+
+    store = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")
+    async with Merchants("https://x.test", store=store, auth=auth, transport=lambda _: FakeTransport()) as merchants:
+        client = await merchants.client("shop-1")
+        with pytest.raises(TransportError) as caught:
+            await client.users.profile()
     assert leaks(caught.value, SECRETS) == []
 
 
