@@ -275,6 +275,7 @@ class Pipeline:
     async def _exchange(self, call: _Call, *checks: Callable[[], None]) -> Any:
         """Send a request and return its answer; `checks` raise if it must not be sent any more."""
         endpoint, timeout = call.endpoint, self.options.timeout
+        self.wire.check_open()  # the record of the attempt may have waited for the store
         if self.claim is not None:
             self.claim.require()
             checks = (self.claim.require, *checks)

@@ -15,13 +15,16 @@ from mobilemoney_async import (
     AsyncClient,
     DuplicateSuspected,
     IdempotencyConflict,
+    InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentState,
     PermissionDenied,
     RequestTimeout,
     Secret,
     StoreError,
 )
+from mobilemoney_async.payments.creates.attempts import RecordedAttempts
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
@@ -526,3 +529,24 @@ class TestOutage:
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
         assert world.happened() == ["sent", "acknowledged"]
+
+
+@pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
+async def test_closed_while_it_is_being_recorded(world: World, stop: Stopper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client sends nothing after `aclose`, over connections that nobody would close, and the record says so."""
+    sending = RecordedAttempts.sending
+
+    async def close_meanwhile(recorder: RecordedAttempts, lives: float) -> float:
+        patience = await sending(recorder, lives)
+        await client.aclose()
+        return patience
+
+    monkeypatch.setattr(RecordedAttempts, "sending", close_meanwhile)
+    async with world.client() as client:
+        with pytest.raises(InvalidRequest, match="the client is closed"):
+            await create(client)
+    assert not world.made
+    async with world.client() as other:
+        record = await other.payments.get("order-1")
+        assert record is not None
+        assert record.state is PaymentState.NOT_SENT
