@@ -167,8 +167,6 @@ def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[A
         return InvalidToken if endpoint.bearer and endpoint.effect is Effect.READ and not code else AuthenticationError
     if code or endpoint.effect is Effect.MONEY:  # no class that stands for a code which was not there
         return APIError
-    if status == 404 and endpoint.path.startswith("/payment-service/transaction"):
-        return TransactionNotFound
     return {403: PermissionDenied, 429: RateLimitExceeded}.get(status, APIError)
 
 

@@ -23,6 +23,7 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX, UNSEEN_GRACE, Sched
 from mobilemoney_async.contract.models import Acknowledgement, RowsAnswer, Transaction, TransactionPage, id_of
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
 from mobilemoney_async.errors import (
+    APIError,
     MobileMoneyError,
     RateLimitExceeded,
     ServerError,
@@ -364,6 +365,12 @@ class Transactions:
                         raise
                     trouble = exc
                 except _PASSING as exc:
+                    logger.warning("waiting for a transaction goes on after: %s", exc)
+                    trouble = exc
+                except APIError as exc:
+                    # A 404 without the contract's code may be a router's: it says nothing about the transaction.
+                    if type(exc) is not APIError or exc.status_code != 404:
+                        raise
                     logger.warning("waiting for a transaction goes on after: %s", exc)
                     trouble = exc
                 await anyio.sleep(pauses.delay(look))

@@ -1,6 +1,7 @@
 """The poller against the sandbox, in virtual time on both loops: its promises to its users."""
 
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.requests import ReservedSlot
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.messages import Reply
 from tests.support.arguments import wrong
 
 ORDINARY = "+255681234501"
@@ -233,6 +236,20 @@ async def test_what_the_service_does_not_know_ends_as_a_value(poller: Poller) ->
     assert 120 <= anyio.current_time() - started < 160
     with pytest.raises(TransactionNotFound):
         await poller.wait("txn_unknown")
+
+
+@pytest.mark.parametrize("code", ["", "ROUTE_NOT_FOUND"])
+async def test_a_404_without_the_contracts_code_ends_no_payment(sandbox: Sandbox, code: str) -> None:
+    """A 404 of a router says nothing about the transaction: poller and wait go on, and report its final state."""
+    reply = Reply(status=404, body=json.dumps({"status": "error", "error_code": code}).encode(), code=code)
+    no_route = Fault(name="no route", instead=lambda choices: reply)
+    sandbox.script(*[no_route] * 12, on="GET")
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client, ORDINARY)
+        poller.track(acknowledgement)
+        assert (await poller.wait(acknowledgement.transaction_id)).is_final
+        sandbox.script(no_route, on="GET")
+        assert (await client.transactions.wait(acknowledgement.transaction_id)).is_final
 
 
 async def test_a_payment_that_is_hidden_at_first_is_not_lost(client: AsyncClient, poller: Poller) -> None:
