@@ -78,8 +78,8 @@ def _command(kind: TransactionType, first_line: str, ends: str) -> Callable[...,
     With a store the payment is recorded under its key before it is sent: the same command with the same key never sends
     it twice. Without a store, never repeat the command before you have looked with list.
 
-    Exit codes: {ends}, 4 not final in time, 3 unknown whether the payment exists, 1 an error and no money moved, 2
-    wrong usage and nothing was sent, 130 Ctrl-C.
+    Exit codes: {ends}, 4 not final in time, 3 unknown whether the payment exists, or refused without a documented code,
+    1 an error and no money moved, 2 wrong usage and nothing was sent, 130 Ctrl-C.
     """
     return create
 
@@ -284,6 +284,8 @@ class Payment:
             is_certain = not isinstance(exc, errors.APIError) or exc.is_certain
             refused = "no money moved: " if is_certain else "refused, as far as is known: "
             text = {"not_sent": "nothing was sent: ", "refused": refused}.get(exc.outcome, "") + text
+            if exc.outcome == "refused" and not is_certain:
+                text, code = "; ".join([text, *self._how_to_find_out()]), ExitCode.UNRESOLVED
         return Refused(text, code)
 
     def _line(self, state: str) -> str:

@@ -152,14 +152,15 @@ class TestEndings:
         assert not sandbox.transactions
 
     def test_a_refusal_that_is_not_certain(self, sandbox: Sandbox, url: str) -> None:
-        """A refusal without a code of the contract does not promise that no money moved."""
+        """A refusal without a code of the contract does not promise that no money moved: it says how to find out."""
         refusal = Reply(
             status=400, body=b'{"status": "error", "error_code": "NOT_TODAY", "message": "no"}', code="NOT_TODAY"
         )
         sandbox.script(Fault(name="refused", instead=lambda choices: refusal), on="c2b")
         result = run("collect", NUMBER, "100", "--base-url", url)
-        assert result.exit_code == 1
+        assert result.exit_code == 3
         assert result.stderr.startswith("mobilemoney collect: refused, as far as is known: NOT_TODAY")
+        assert re.search(r"do not send it again before you have looked for it: mobilemoney list .*\n", result.stderr)
         assert "no money moved" not in result.stderr
 
     @pytest.mark.slow
