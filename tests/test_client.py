@@ -53,7 +53,9 @@ LEAKING = (
     "pay.example/v1|//pay.example/v1|http://pay.example/v1|http://10.0.0.1/v1|http://localhost.example/v1|"
     "http://127.0.0.1.example/v1|http://0.0.0.0/v1|http://127.0.0.1@pay.example/v1|ftp://localhost/v1|https:///v1|"
     "https://|https://user@pay.example/v1|https://user:secret@pay.example/v1|https://@pay.example/v1|"
-    "https://pay.example/v1?key=1|https://pay.example/v1#top|https://pay.example:99999/v1|https://pay.example:x/v1|"
+    "https://pay.example/v1?key=1|https://pay.example/v1?|https://pay.example/v1#top|https://pay.example/v1#|"
+    "https://pay.example:99999/v1|https://pay.example:x/v1|https://10.0.0.256/v1|https://[v1.a]/v1|"
+    "https://pay.example\x7f/v1|"
     "https://[::1/v1|https://pay example/v1|https://pay.example/v1\n|https://pâyments.example/v1"
 )
 REFUSED = [

@@ -30,10 +30,11 @@ def check_base_url(base_url: object) -> str:
         raise refuse("base_url", accepts, url_shape(base_url))
     try:
         parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as exc:
+        host, _, _ = parts.hostname, parts.port, httpx.URL(base_url)  # which refuses hosts such as 10.0.0.256
+    except (ValueError, httpx.InvalidURL) as exc:
         raise refuse("base_url", accepts, url_shape(base_url)) from exc
-    if parts.username is not None or parts.query or parts.fragment or not host:
+    # Also an empty query or fragment: the path of a request would belong to it.
+    if parts.username is not None or {"?", "#"} & {*base_url} or not host:
         raise refuse("base_url", f"{accepts}, without user, query or fragment", url_shape(base_url))
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
         raise refuse("base_url", accepts, url_shape(base_url), "tokens must not travel in the clear")
