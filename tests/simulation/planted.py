@@ -128,8 +128,8 @@ DEFECTS = (
     Defect(  # a snapshot that was restored
         "a store behind its service is not noticed",
         "payments/ownership/comparison.py",
-        "    begins_life = facts.first_record_at is not None and",
-        "    begins_life = facts.first_record_at is None and",
+        "    begins_life = facts.is_in_use(now) and",
+        "    begins_life = not facts.is_in_use(now) and",
     ),
     Defect(  # before "payments: no reader of the feed loses a change to pruning, a restored store, or a lost lease"
         "a consumer's place is ahead of what is done",
