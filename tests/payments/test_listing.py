@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
+    APIError,
     AsyncClient,
     Pagination,
     PermissionDenied,
     RateLimiter,
     RetryPolicy,
     Transaction,
-    TransactionNotFound,
     UnexpectedResponse,
 )
 from mobilemoney_async.calls.options import Options
@@ -206,7 +206,7 @@ class TestWholeDays:
         [
             (lambda: httpx.Response(200, json={"status": "success", "transactions": {}}), UnexpectedResponse),
             (lambda: error(403, "insufficient_permissions"), PermissionDenied),
-            (lambda: error(404, None), TransactionNotFound),
+            (lambda: error(404, None), APIError),
         ],
     )
     async def test_a_page_that_is_none_is_an_error(
