@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 8
+VERSION = 9
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -110,6 +110,9 @@ payments: sa.Table = _account_table(
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     sa.Column("walked_at", UTCDateTime),
     *_columns(sa.Text, "candidates", "error", "external_id"),
+    # The transaction that our own acknowledgement named, where that does not fit: until another payment owns it, or
+    # someone explains it.
+    sa.Column("named_id", sa.Text),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
     # Of a refusal: the service's code, or the HTTP status.
@@ -142,6 +145,7 @@ payments: sa.Table = _account_table(
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_queue", IS_QUEUED, "account", "priority", "created_at"),
     _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
+    _partial_index("mobilemoney_payment_records_named", sa.text("named_id IS NOT NULL"), "account", "named_id"),
     _partial_index("mobilemoney_payment_records_contradicted", IS_CONTRADICTED, "account", "created_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(

@@ -19,6 +19,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
+from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
     GRACE,
@@ -391,7 +392,7 @@ async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_resul
 async def test_what_an_acknowledgement_has_named_stays_a_candidate(
     world: World, client: AsyncClient, kind: str
 ) -> None:
-    """A payment is not called absent while the list shows the transaction that its acknowledgement has named."""
+    """A payment is not absent before someone has explained the transaction that its acknowledgement has named."""
     asked = order(kind)
 
     def name_a_stranger(request: httpx.Request, payment: Payment | None) -> httpx.Response:
@@ -411,8 +412,67 @@ async def test_what_an_acknowledgement_has_named_stays_a_candidate(
     world.service.list = ListBehaviour(hide=lambda payment: payment.id == "t-000002")
     await world.reconcile(client, 5 * HOUR, GRACE)
     record = await world.get(client, "k")
+    assert (record.state, record.candidates) == (PaymentState.UNKNOWN, ("t-000002",))
+    await client.payments.explain("t-000002", note="Asha: sold at the till")
+    await world.reconcile(client, GRACE, GRACE)
+    record = await world.get(client, "k")
     assert (record.state, record.candidates) == (PaymentState.ABSENT, ())
     assert world.posts("k") == 1
+
+
+async def name_another_amount(world: World, client: AsyncClient, kind: str) -> None:
+    """Ask for a payment that the service makes, acknowledges and shows with 4,999: t-000001."""
+
+    def change(request: httpx.Request, payment: Payment | None) -> None:
+        assert payment is not None
+        payment.amount = "4999"
+
+    world.service.acknowledge = lambda row: {**row, "amount": "4999"}
+    assert isinstance(await world.answered(client, order(kind), change, made=True), OutcomeUnknown)
+    world.service.acknowledge = lambda row: row
+    await anyio.sleep(GRACE + MINUTE)
+
+
+async def test_a_word_does_not_send_again_what_an_acknowledgement_has_named(
+    world: World, client: AsyncClient, kind: str
+) -> None:
+    """Neither the word that the payment does not exist, nor a list that hides the transaction, lets its key be sent."""
+    await name_another_amount(world, client, kind)
+    world.service.list = ListBehaviour(hide=lambda payment: True)
+    await client.payments.confirm_absent("k", note="Asha: no 5000 on the dashboard")
+    released = await world.get(client, "k")
+    assert released.candidates == ("t-000001",)
+    assert "or explain it" in next_step(released, world.utcnow()).text
+    said = await world.attempt(client, order(kind))
+    assert isinstance(said, OutcomeUnknown)
+    assert "t-000001" in str(said)
+    assert world.posts("k") == 1
+
+
+async def test_what_an_acknowledgement_has_named_can_be_identified(
+    world: World, client: AsyncClient, kind: str
+) -> None:
+    """Someone who knows that the named transaction is the payment says so, though its amount is another one."""
+    await name_another_amount(world, client, kind)
+    done = await client.payments.identify("k", "t-000001", note="Asha: a fee was taken off")
+    assert (done.state, done.transaction_id, done.candidates) == (PaymentState.ACKNOWLEDGED, "t-000001", ())
+
+
+@pytest.mark.slow
+async def test_another_match_does_not_hide_what_an_acknowledgement_has_named(
+    world: World, client: AsyncClient, kind: str
+) -> None:
+    """Once each of the two is explained, and the absence confirmed, the key is sent again."""
+    await name_another_amount(world, client, kind)
+    world.service.make(TYPES[kind], number(1), "5000")  # the same customer, at the till
+    await world.reconcile(client, HOUR)
+    assert (await world.get(client, "k")).candidates == ("t-000002", "t-000001")
+    await client.payments.explain("t-000002", note="Asha: sold at the till")
+    await world.reconcile(client, HOUR)
+    assert (await world.get(client, "k")).candidates == ("t-000001",)
+    await client.payments.explain("t-000001", note="Asha: an order of the till")
+    await client.payments.confirm_absent("k", note="Asha: no 5000 on the dashboard")
+    assert isinstance(await world.attempt(client, order(kind)), Acknowledgement)
 
 
 @pytest.mark.slow

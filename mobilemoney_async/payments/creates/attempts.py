@@ -162,7 +162,7 @@ class RecordedAttempts:
                 await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
                 self.store.remember(answer.transaction_id)
                 return
-            await self._save(PaymentEvent.LOSE, detail=problem, candidates=(answer.transaction_id,))
+            await self._save(PaymentEvent.LOSE, detail=problem, named_id=answer.transaction_id)
         except StoreError as exc:
             exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise

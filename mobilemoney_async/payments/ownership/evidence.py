@@ -338,10 +338,7 @@ class Evidence:
         return Verdict(candidates=tuple(ids), has_none_near=is_far, reason=may_be(ids))
 
     def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:
-        """Return a verdict without candidates with those of earlier that the list still shows, whatever it shows.
-
-        Our own acknowledgement may have named one of them: another amount or number is no proof then.
-        """
+        """Return a verdict without candidates with those of earlier that the list still shows, whatever it shows."""
         shown = tuple(each for each in candidates if each in self._rows and not self._is_settled_id(each))
         if not shown:
             return verdict

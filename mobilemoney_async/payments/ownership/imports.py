@@ -105,7 +105,9 @@ def assign(
     key, name = record.key, transaction.id
     if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
         record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))
-    if other := contradictions(query_for(record), transaction):
+    row = journal.row(key)
+    is_named = row is not None and row.named_id == name  # by our own acknowledgement: with other values, it may be ours
+    if not is_named and (other := contradictions(query_for(record), transaction)):
         raise _refused(f"transaction {name} has {other} than payment {key!r}")
     if not record.attempt:
         record = to_record(journal.update(key, {"attempt": 1, "sent_at": record.sent_at}))

@@ -24,7 +24,7 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.ownership.evidence import STEADY, Evidence, Verdict
+from mobilemoney_async.payments.ownership.evidence import STEADY, Evidence, Verdict, may_be
 from mobilemoney_async.payments.ownership.matching import (
     PaymentQuery,
     Skew,
@@ -37,6 +37,7 @@ from mobilemoney_async.payments.ownership.matching import (
 from mobilemoney_async.payments.records.due import neighbours
 from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal
+from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     LISTINGS,
@@ -48,6 +49,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, to_record
 from mobilemoney_async.payments.records.transaction_states import record_seen
+from mobilemoney_async.payments.records.unmatched import explained
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -147,6 +149,8 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     else:
         row = journal.row(record.key, lock=True)
     assert row is not None  # rows are never deleted
+    if row.named_id is not None and (owners(journal, [row.named_id]) or explained(journal, [row.named_id])):
+        row = journal.update(row.key, {"named_id": None})
     current = to_record(row)
     if (current.attempt, current.state) != (record.attempt, record.state):
         return current
@@ -157,6 +161,9 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
         return current if isinstance(adopted, StoreError) else adopted
     candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
+    if row.named_id is not None:  # whatever the list shows, or hides
+        candidates = tuple(dict.fromkeys([*candidates, row.named_id]))
+        look = attrs.evolve(look, verdict=attrs.evolve(verdict, is_clear=False, reason=may_be(candidates)))
     _stop_others(journal, row, current, look)
     if not candidates:
         return _record_miss(journal, row, current, look)
@@ -266,6 +273,8 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
     """Let the next `reconcile` look for the unknown payments that a transaction may have been: it is settled now."""
     columns, name = payments.c, json.dumps(transaction_id)
+    named = (columns.account == journal.account, columns.named_id == transaction_id)
+    journal.execute(payments.update().where(*named).values(named_id=None, next_look_at=at))
     here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state == PaymentState.UNKNOWN)
     were = columns.candidates.contains(name, autoescape=True)
     journal.execute(payments.update().where(*here, were).values(next_look_at=at))
@@ -304,7 +313,7 @@ def find_rival(
 def _contest(journal: Journal, record: PaymentRecord, transaction_id: str, rival: str, *, at: datetime) -> Verdict:
     """Return the verdict without its adoption, and note the suspicion once in the rival's history."""
     verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival))
-    if verdict.candidates != record.candidates:
+    if transaction_id not in record.candidates:
         logger.error("payment %r may have been paid twice: transaction %s", rival, transaction_id)
         detail = f"transaction {transaction_id} may be an earlier attempt, which was called absent: paid twice?"
         # Two processes may each hold the row that the other waits for here: the database ends one transaction, which is

@@ -25,7 +25,8 @@ class JournalEntry:
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
         is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
         code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
-        candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
+        candidates: With `PaymentEvent.DOUBT`: transactions that it may be.
+        named_id: With `PaymentEvent.LOSE`: the transaction that an acknowledgement named which does not fit.
         reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
     """
 
@@ -39,6 +40,7 @@ class JournalEntry:
     is_certain: bool | None = None
     code: str | None = None
     candidates: tuple[str, ...] = ()
+    named_id: str | None = None
     reason: Reason | None = None
 
 
@@ -54,7 +56,7 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
             "reference": acknowledged.reference,
             "status": shorten(str(acknowledged.status_code)),
             "acknowledgement": dump(acknowledged),
-            "candidates": None,
+            **dict.fromkeys(("candidates", "named_id")),
             **reason_columns(None),
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
@@ -71,6 +73,8 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
         values |= reason_columns(None)
     if entry.reason is not None:
         values |= reason_columns(entry.reason)
+    if entry.named_id is not None:
+        values["named_id"] = entry.named_id
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
@@ -86,8 +90,6 @@ def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
 
 
 def detail_of(entry: JournalEntry) -> str | None:
-    """Return the history's words for an event: the transactions that an answer has named, and the reason."""
-    named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
-    if entry.acknowledgement is not None:
-        named = (entry.acknowledgement.transaction_id,)
-    return ": ".join(filter(None, [" ".join(named), entry.detail])) or None
+    """Return the history's words for an event: the transaction that an answer has named, and the reason."""
+    named = entry.named_id if entry.acknowledgement is None else entry.acknowledgement.transaction_id
+    return ": ".join(filter(None, [named, entry.detail])) or None

@@ -59,6 +59,13 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
         )
         name = str(record.transaction_id)
         return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
+    if record.state is PaymentState.RELEASED and record.candidates:  # an acknowledgement has named one
+        name = record.candidates[0]
+        said = (
+            f"Someone has confirmed that it does not exist, but its acknowledgement named transaction {name}: recover "
+        )
+        said += "it if it is this payment, or explain it. Nothing is sent before that."
+        return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
     if record.state is PaymentState.RELEASED:
         said = (
             "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it under its key, "

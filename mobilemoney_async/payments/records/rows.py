@@ -84,7 +84,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         state=PaymentState(row.state),
         status=None if row.status is None else TransactionStatus(row.status),
         transaction=transaction,
-        candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
+        candidates=_candidates(row),
         is_adopted=bool(row.is_adopted),
         is_certain=row.is_certain is None or bool(row.is_certain),
         cause=None if reason is None else reason.cause,
@@ -92,6 +92,11 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         is_controlled=bool(row.look_passed),
         error=error,
     )
+
+
+def _candidates(row: sa.Row[Any]) -> tuple[str, ...]:
+    found = [] if row.candidates is None else json.loads(row.candidates)
+    return tuple(dict.fromkeys([*found, *filter(None, [row.named_id])]))
 
 
 def reason_columns(reason: Reason | None) -> Mapping[str, str | None]:
