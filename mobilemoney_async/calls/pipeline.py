@@ -18,7 +18,7 @@ from mobilemoney_async.calls.collaborators import Admission, AnswerFacts, Attemp
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
-from mobilemoney_async.calls.tokens import Suspicions, TokenSource
+from mobilemoney_async.calls.tokens import Suspicions, TokenSource, source_failure
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.cancellation import shielded
@@ -30,6 +30,7 @@ from mobilemoney_async.contract.side_fields import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
     CallOutcome,
+    InvalidRequest,
     InvalidToken,
     MobileMoneyError,
     OutcomeUnknown,
@@ -374,10 +375,15 @@ class Pipeline:
                 token = require_bearer("auth", await self.tokens.token(self._login))
                 if admission is None or admission.is_current():  # else the vault gave others for that
                     return token
-        except MobileMoneyError as exc:
+        except Exception as exc:  # a caller's own source may raise anything
+            if isinstance(exc, InvalidRequest) and exc.argument == "client":  # it is closed, say
+                raise
+            failure = source_failure("auth", exc)
             # Sent or not, that was the login: the call that needed it was not sent.
-            exc.outcome = "not_sent"
-            raise
+            failure.outcome = "not_sent"
+            if failure is exc:
+                raise
+            raise failure from exc
 
     async def _login(self, email: str, password: Secret) -> LoginResult:
         content = encode("password", {"email": email, "password": password})

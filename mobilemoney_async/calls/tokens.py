@@ -17,7 +17,7 @@ import attrs
 
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, TransportError
 from mobilemoney_async.values import Secret, conceal, require_bearer, require_secret, require_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ Login: TypeAlias = Callable[[str, Secret], Awaitable[LoginResult]]
 class TokenSource(Protocol):
     """Source of the client's bearer token. Write your own where tokens come from a vault or a sidecar.
 
-    An exception of `token` leaves the call that needed it, which was then not sent.
+    A `MobileMoneyError` of `token` but `InvalidRequest` is the error of the call that needed it. Any other exception is
+    the cause of a `TransportError`, and so is a result that is no token. Nothing was sent then.
     """
 
     async def token(self, login: Login) -> str | Secret:
@@ -51,6 +52,20 @@ class TokenSource(Protocol):
             replacement: Whether it was fetched in place of a refused one: for the same call, or after a create's 401.
         """
         ...
+
+
+def source_failure(source: str, error: BaseException) -> MobileMoneyError:
+    """Return the error of the calls for one of a source of tokens, or of secrets, that is not ours."""
+    if isinstance(error, InvalidRequest):
+        # Its text quotes no secret. As an error of arguments it would end the pollers, which can go on later.
+        failure: MobileMoneyError = TransportError(f"{source} gave no secret: {error}", outcome="not_sent")
+    elif isinstance(error, MobileMoneyError):
+        return error
+    else:
+        # Without the text, which may quote the secret: this error is logged by pollers.
+        failure = TransportError(f"{source} failed: {type(error).__name__}", outcome="not_sent")
+    failure.__cause__ = error
+    return failure
 
 
 @runtime_checkable

@@ -15,16 +15,14 @@ from typing import Any, TypeAlias
 import anyio
 
 from mobilemoney_async.calls.limiter import LoopLock
-from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth
+from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth, source_failure
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     APIError,
-    InvalidRequest,
     MobileMoneyError,
     NoSuchMerchant,
     RateLimitExceeded,
     ServerError,
-    TransportError,
 )
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
@@ -180,7 +178,7 @@ class AccountAuth:
             if isinstance(exc, asyncio.CancelledError) and _is_cancelled():
                 raise
             self._failed_at = anyio.current_time()
-            self._failure = _failure(account, exc)
+            self._failure = source_failure(f"auth of account {account!r}", exc)
             self._failed(str(self._failure))
             if isinstance(exc, NoSuchMerchant):
                 await self._suspend(str(exc))
@@ -197,18 +195,3 @@ def _is_cancelled() -> bool:
     """Return whether this task of asyncio is cancelled, and not one that it waits for, which accounts may share."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def _failure(account: str, error: BaseException) -> MobileMoneyError:
-    """Return the error of the calls for one of the function of an account."""
-    said = f"auth of account {account!r} "
-    if isinstance(error, InvalidRequest):
-        # Its text quotes no secret. As an error of arguments it would end the pollers, which can go on later.
-        failure: MobileMoneyError = TransportError(f"{said}gave no secret: {error}", outcome="not_sent")
-    elif isinstance(error, MobileMoneyError):
-        return error
-    else:
-        # Without the text, which may quote the secret: this error is logged by pollers.
-        failure = TransportError(f"{said}failed: {type(error).__name__}", outcome="not_sent")
-    failure.__cause__ = error
-    return failure

@@ -24,6 +24,7 @@ from mobilemoney_async import (
     Secret,
     ServerError,
     TokenAuth,
+    TransportError,
     UnexpectedResponse,
 )
 from tests.support.fakes import (
@@ -442,30 +443,45 @@ async def test_places_that_waited_for_a_login_are_not_used_in_a_heap() -> None:
 # -- other sources -----------------------------------------------------------------------------------------------------
 
 
-async def test_an_error_of_a_source_of_ones_own_leaves_the_call() -> None:
-    """An error of a vault reaches the caller as it is, and nothing was sent."""
+class Vault(CountingSource):
+    """A source that fails for some time: a result is an exception to raise, or no token."""
 
-    class Vault(CountingSource):
-        async def token(self, login: object) -> str:
-            raise LookupError("sealed")
+    def __init__(self, result: Any, *, times: int = 10_000) -> None:
+        super().__init__()
+        self.result, self.times = result, times
 
+    async def token(self, login: object) -> str:
+        self.times -= 1
+        if self.times < 0:
+            return await super().token(login)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result  # type: ignore[no-any-return]
+
+
+NO_TOKENS = [LookupError("sealed-5f3"), OSError("sealed-5f3"), "two-5f3\nlines", "", None, 7, b"bytes"]
+
+
+@pytest.mark.parametrize("result", NO_TOKENS)
+async def test_an_error_of_a_source_of_ones_own_is_a_failure_of_the_wire(result: Any) -> None:
+    """A call fails after its attempts, with the source's error as the cause; nothing was sent, no token is shown."""
     transport = FakeTransport()
-    with pytest.raises(LookupError, match="sealed"):
-        await pay(make_client(transport, auth=Vault()))
-    assert transport.sent == []
-
-
-@pytest.mark.parametrize("token", ["two\nlines", "", None, 7, b"bytes"])
-async def test_a_source_that_gives_no_token_is_refused(token: Any) -> None:
-    class Broken(CountingSource):
-        async def token(self, login: object) -> str:
-            return token  # type: ignore[no-any-return]
-
-    transport = FakeTransport()
-    with pytest.raises(InvalidRequest) as caught:
-        await pay(make_client(transport, auth=Broken()))
+    with pytest.raises(TransportError, match=r"^auth (failed: \w+Error|gave no secret: .*) \(4 attempts\)$") as caught:
+        await pay(make_client(transport, auth=Vault(result)))
     assert caught.value.outcome == "not_sent"
+    assert "5f3" not in str(caught.value)
+    assert type(caught.value.__cause__) is (type(result) if isinstance(result, Exception) else InvalidRequest)
     assert transport.sent == []
+
+
+@pytest.mark.parametrize("result", NO_TOKENS)
+async def test_a_source_that_fails_for_some_time_ends_no_poller(result: Any) -> None:
+    """A poller goes on once the source gives a token again."""
+    source = Vault(result, times=3)
+    async with make_client(FakeTransport(), auth=source) as client, client.poller() as poller:
+        poller.track("txn_1")
+        await anyio.sleep(60)
+        assert source.asked > 0
 
 
 async def test_a_source_that_repeats_a_refused_token_ends_the_call() -> None:

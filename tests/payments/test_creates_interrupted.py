@@ -23,6 +23,7 @@ from mobilemoney_async import (
     RequestTimeout,
     Secret,
     StoreError,
+    TransportError,
 )
 from mobilemoney_async.payments.creates.attempts import RecordedAttempts
 from mobilemoney_async.payments.records.journal import Journal
@@ -366,7 +367,7 @@ class TestKnown:
     @pytest.mark.parametrize(
         ("failure", "deadline", "new"),
         [
-            (ConnectionError("vault"), None, ConnectionError),
+            (ConnectionError("vault"), None, TransportError),
             (StoreError("away", outcome="not_sent"), None, StoreError),
             (ConnectionError("vault"), 0.5, RequestTimeout),
         ],
