@@ -203,6 +203,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
         ("NOT_SENT", "ACKNOWLEDGED"),  # by `recover`
         ("ABSENT", "UNKNOWN"),
         ("ABSENT", "SENDING"),
+        ("FINAL", "ACKNOWLEDGED"),  # a row of the list was taken for it
     }
     moves = {(str(before), str(after)) for (before, _), after in records.TRANSITIONS.items() if before != after}
     drawn = {move for part in script("diagrams").RECORD.parts for move in getattr(part, "moves", ())}

@@ -6,8 +6,10 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, DuplicateSuspected, PaymentState, SQLStore
+from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
-from tests.support.second_service import error
+from tests.payments.service import Outage
+from tests.support.second_service import ListBehaviour, error
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +116,51 @@ async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_pai
         states = [record.state for record in await client.payments.list()]
     assert sorted(states) == [PaymentState.CANCELLED, PaymentState.FINAL]
     assert len(service.payments) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+async def test_a_retry_is_not_sent_once_the_first_is_acknowledged_after_all(
+    sqlite_file_url: str, is_on_its_way: bool
+) -> None:
+    """A failed row of the list was taken for the first one, whose own acknowledgement came late."""
+    world = make_world(sqlite_file_url)
+    service, store = world.service, SQLStore(sqlite_file_url, grace=GRACE)
+    outage = Outage(account_store(store).database)
+    async with world.client(store=store) as client, world.client() as other:
+        await world.pay(client, [Order("before", "disbursements", number(500), 900)])
+        await anyio.sleep(MINUTE)
+        batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        service.answer_after = 3.0
+        async with client.dispatcher():
+            await anyio.sleep(2)
+            outage.away = True
+            own = service.payments[-1]
+            service.list = ListBehaviour(hide=lambda payment: payment is own)
+            row = service.make("disbursement", number(1), "5000", status="FAILED")
+            await other.payments.reconcile(stale_after=0)
+            await anyio.sleep(10)
+        retry = await other.payouts.retry(batch.id, by="Asha")
+        await other.payouts.approve(retry.id, by="Juma", digest=retry.digest)
+
+        def limit(*_: Any) -> Any:
+            service.answer_create, service.makes = (lambda *_: None), True
+            return error(429, "RATE_LIMIT_EXCEEDED", retry_after=2)
+
+        outage.away = False
+        if is_on_its_way:
+            service.answer_create, service.makes = limit, False
+            async with other.dispatcher():
+                await anyio.sleep(1.5)
+                await client.payments.reconcile()
+                await anyio.sleep(20)
+        else:
+            await client.payments.reconcile()
+            async with other.dispatcher():
+                await anyio.sleep(20)
+        states = {
+            record.state: record.transaction_id for record in await other.payments.list() if record.key != "before"
+        }
+    assert states == {PaymentState.CANCELLED: None, PaymentState.ACKNOWLEDGED: own.id}
+    assert [payment.id for payment in service.payments][1:] == [own.id, row.id]

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.serialization import dump, shorten
 from mobilemoney_async.payments.records.reasons import Reason
@@ -80,12 +81,27 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
     return values
 
 
+def as_kept(entry: JournalEntry, row: sa.Row[Any]) -> JournalEntry:
+    """Return an entry without the number that was erased from a payment's row meanwhile."""
+    if entry.acknowledgement is None or not row.phone_number.startswith(ERASED):
+        return entry
+    return attrs.evolve(entry, acknowledgement=attrs.evolve(entry.acknowledgement, phone_number="erased"))
+
+
+def acknowledged_columns(entry: JournalEntry) -> dict[str, Any]:
+    """Return the columns that our own acknowledgement changes where the list has shown its transaction before."""
+    assert entry.acknowledgement is not None
+    return {"is_adopted": False, "ended_at": entry.at, "acknowledgement": dump(entry.acknowledgement)}
+
+
 def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
     """Return why an event cannot be one of a payment's row, other than by its state, or None."""
-    if row.owner is not None:
+    if row.owner not in {None, row.key}:
         return f"belongs to another payment ({row.owner})"
     if entry.attempt not in {None, row.attempt}:
         return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
+    if entry.event is PaymentEvent.ACKNOWLEDGE and row.transaction_id is not None and not row.is_adopted:
+        return f"is {row.state} already"
     return None
 
 

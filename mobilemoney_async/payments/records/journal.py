@@ -35,10 +35,18 @@ from mobilemoney_async.database.schema import (
     insert_missing,
     lock_row,
     payments,
+    unmatched,
 )
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
-from mobilemoney_async.payments.records.entries import JournalEntry, columns_of, detail_of, problem_of
+from mobilemoney_async.payments.records.entries import (
+    JournalEntry,
+    acknowledged_columns,
+    as_kept,
+    columns_of,
+    detail_of,
+    problem_of,
+)
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
@@ -50,6 +58,7 @@ from mobilemoney_async.payments.records.record import (
     stops_kind,
 )
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest, to_record
+from mobilemoney_async.text import mask_phone_number
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -86,7 +95,8 @@ _OWNER = (
 _SAVED = (
     sa.select(
         *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
-        *(_columns[name] for name in ("ended_at", "transaction_id", "batch", "previous_key", "stops_kind")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "is_adopted", "batch", "previous_key", "next_key")),
+        _columns.stops_kind,
         _OWNER,
     )
     .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
@@ -256,28 +266,89 @@ class Journal:
         if row is None:
             said = f"the store has forgotten payment {entry.key!r} ({detail_of(entry)}), as after a restored backup"
             return StoreError(said, outcome="unknown")
-        if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
-            return None
+        entry = as_kept(entry, row)
         state = PaymentState(row.state)
         target = move(state, entry.event)
         problem = problem_of(entry, row)
+        is_own = entry.event is PaymentEvent.ACKNOWLEDGE
+        if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
+            self._confirm(entry, problem)
+            return None
         if target is None or problem is not None:
             return self.contradict(entry, problem or f"is {state} already")
-        if target is state and entry.event is not PaymentEvent.LOSE:
+        if target is state and not is_own and entry.event is not PaymentEvent.LOSE:
             return None
-        values = columns_of(entry, row.ended_at, target) | {"stops_kind": stops_kind(target, row.type)}
+        values, detail = self._columns(row, entry, target)
         change = (entry.event, target, values.get("status", row.status))
         if entry.event is PaymentEvent.ADOPT or (values["stops_kind"] and not row.stops_kind):
             failure, values = self._move(row, entry, values), {}
             if failure is not None:
                 return failure
-        if target is not state:
-            self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail_of(entry), values=values)
+        if target is not state or is_own:
+            self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail, values=values)
         elif values:
             self.change(row.key, values)
         if entry.event is PaymentEvent.PUT_BACK and (cancel := self._cancellation(row, entry)) is not None:
             return self.save(cancel)
         return None
+
+    def _confirm(self, entry: JournalEntry, problem: str | None) -> None:
+        """Note that our own acknowledgement names the transaction which the list has shown before."""
+        if entry.event is PaymentEvent.ACKNOWLEDGE and problem is None:
+            self.change(entry.key, acknowledged_columns(entry))
+
+    def _columns(
+        self, row: sa.Row[Any], entry: JournalEntry, target: PaymentState
+    ) -> tuple[dict[str, Any], str | None]:
+        """Return the columns that an event changes, and the words of the history for it."""
+        values = columns_of(entry, row.ended_at, target) | {"stops_kind": stops_kind(target, row.type)}
+        if entry.event is not PaymentEvent.ACKNOWLEDGE or row.transaction_id is None:
+            return values, detail_of(entry)
+        said = f"{detail_of(entry)}, in place of {row.transaction_id}, which was taken for it"
+        return {**values, **self._give_back(row, entry)}, said
+
+    def _give_back(self, row: sa.Row[Any], entry: JournalEntry) -> Mapping[str, Any]:
+        """Let a transaction that was taken for a payment be unmatched, since its own acknowledgement names another.
+
+        It is reported at once: observers of the list may remember it as owned.
+
+        Returns:
+            Columns of the payment that told of the transaction.
+        """
+        record, name, status = self.find(row.key), str(row.transaction_id), str(row.status)
+        assert record is not None
+        shown, number, key = record.transaction, record.phone_number, self.number_key()
+        number_digest = number[len(ERASED) :] if number.startswith(ERASED) else digest(key, number) if key else None
+        self.insert(
+            unmatched,
+            transaction_id=name,
+            type=row.type,
+            amount=row.amount,
+            created_at=shown and shown.created_at,
+            shown_number=mask_phone_number(number),
+            number_digest=number_digest,
+            status=status,
+            fits_key=row.key,
+            **dict.fromkeys(("first_seen_at", "due_at", "changed_at"), entry.at),
+        )
+        line = (unmatched.c.account == self.account, unmatched.c.transaction_id == name)
+        self.execute(unmatched.update().where(*line).values(told_at=entry.at))
+        self.publish_unclaimed(name, status, at=entry.at)
+        logger.error("payment %r was taken for transaction %s, which it is not: paid twice?", row.key, name)
+        self.cancel_retry(row, f"payment {row.key!r}, which it repeats, exists", source=entry.source, at=entry.at)
+        is_shown_by_it = shown is not None and record.external_id == shown.external_id
+        return {"transaction": None, "error": None, **({"external_id": None} if is_shown_by_it else {})}
+
+    def cancel_retry(self, row: sa.Row[Any], why: str, *, source: Source, at: datetime) -> None:
+        """Take a payment out of the queue that a retry has made in place of another one, which did not fail after all.
+
+        One that is on its way is taken out if it comes back: see `save`.
+        """
+        later: sa.Row[Any] | None = row
+        while later is not None and later.next_key is not None:
+            later = self.row(later.next_key, lock=True)
+        if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
+            self.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=why))
 
     def _cancellation(self, row: sa.Row[Any], entry: JournalEntry) -> JournalEntry | None:
         """Return the end of a payment that has come back unsent, and is not to be sent again; None if it is."""
@@ -286,6 +357,8 @@ class Journal:
             return attrs.evolve(cancel, source=Source.PERSON)
         before: str | None = row.previous_key
         while before is not None and (earlier := self.row(before)) is not None:
+            if earlier.state == PaymentState.ACKNOWLEDGED:
+                return attrs.evolve(cancel, detail=f"payment {before!r}, which it repeats, exists")
             if earlier.status == _PAID or (earlier.cause, earlier.about) == HAS_TURNED:
                 return attrs.evolve(cancel, detail=repeats_paid(before))
             before = earlier.previous_key

@@ -10,6 +10,7 @@
                        └──provably not sent──▶ NOT_SENT ──send──▶ SENDING; of a queued payment: QUEUED
     UNKNOWN, ABSENT ──confirmed absent──▶ RELEASED ──send──▶ SENDING
     REFUSED, RELEASED ──a match in the list──▶ UNKNOWN
+    ACKNOWLEDGED, FINAL ──our own acknowledgement, where the list's row was taken for it──▶ ACKNOWLEDGED
 
 Invariants: money is sent only by the event SEND. `clearance` allows it: at once where the payment certainly does not
 exist, and otherwise only after a look in the list. A known result is never taken back: an event that does not fit is a
@@ -146,6 +147,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     **{(state, _E.CONFIRM_ABSENT): _S.RELEASED for state in (_S.UNKNOWN, _S.ABSENT)},
     # Before the key is used again, an answer counts more than a confirmation.
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
+    # It counts more than a row of the list, too: only where the transaction was adopted, see `entries.problem_of`.
+    **{(state, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED for state in (_S.ACKNOWLEDGED, _S.FINAL)},
     # The list shows a transaction that it may be: of a refusal, only if that had no code of the contract.
     **{(state, _E.DOUBT): _S.UNKNOWN for state in (_S.RELEASED, _S.REFUSED, _S.QUEUED)},
     # The list shows its transaction; of payments that do not exist as far as is known, an operator says so.

@@ -50,7 +50,8 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
         if transaction.is_final:
             journal.change(row.key, reason_columns(changed))
             if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
-                _cancel_retry(journal, row, source=source, at=at)  # no other of its kind begins: `duplicates.TURNED`
+                # No other of its kind begins: `duplicates.TURNED`.
+                journal.cancel_retry(row, repeats_paid(row.key), source=source, at=at)
         entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
         return journal.contradict(entry, f"was finally {row.status}, and is {status}")
     values: dict[str, Any] = {"status": status}
@@ -94,20 +95,7 @@ def take_final_state(
     journal.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
     row = journal.row(record.key)
     if transaction.succeeded and row is not None:
-        _cancel_retry(journal, row, source=Source.PERSON, at=at)
-
-
-def _cancel_retry(journal: Journal, row: sa.Row[Any], *, source: Source, at: datetime) -> None:
-    """Take a payment out of the queue that a retry has made in place of another one, which was paid after all.
-
-    One that is on its way is taken out if it comes back: see `Journal.save`.
-    """
-    later: sa.Row[Any] | None = row
-    while later is not None and later.next_key is not None:
-        later = journal.row(later.next_key, lock=True)
-    if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
-        said = repeats_paid(row.key)
-        journal.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=said))
+        journal.cancel_retry(row, repeats_paid(row.key), source=Source.PERSON, at=at)
 
 
 def _hold_open(journal: Journal, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:

@@ -1,0 +1,109 @@
+"""Our own acknowledgement comes after a row of the list was taken for the payment: it wins, however late."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentChange, PaymentState, SQLStore
+from mobilemoney_async.payments.store import account_store
+from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number
+from tests.payments.service import Outage
+from tests.payments.test_turned_payouts import settle
+from tests.support.second_service import ListBehaviour
+
+pytestmark = pytest.mark.pairs
+
+
+@asynccontextmanager
+async def on_its_way(
+    world: World, client: AsyncClient, kind: str
+) -> AsyncIterator[list[Acknowledgement | MobileMoneyError]]:
+    """Let a payment be on its way, as from a process that freezes; afterwards the yielded list has its answer."""
+    answers = list[Acknowledgement | MobileMoneyError]()
+    await world.pay(client, [Order("before", kind, number(500), 900)])
+    await anyio.sleep(MINUTE)
+    world.service.answer_after = 5.0
+
+    async def pay() -> None:
+        answers.append(await world.attempt(client, Order("k", kind, number(1))))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pay)
+        await anyio.sleep(1)
+        yield answers
+
+
+async def adopt_another(world: World, client: AsyncClient, kind: str, status: str = "PENDING") -> str:
+    """Let another process take a row of the till for it, since the list does not show its own; return that row."""
+    world.service.list = ListBehaviour(hide=lambda payment: payment.owner == "k")
+    row = world.service.make(TYPES[kind], number(1), "5000", status=status)
+    await client.payments.reconcile(stale_after=0)
+    record = await world.get(client, "k")
+    assert (record.transaction_id, record.is_adopted) == (row.id, True)
+    return row.id
+
+
+async def changes_of(client: AsyncClient, name: str) -> list[PaymentChange]:
+    changes = [change async for change in client.payments.changes(forever=False)]
+    return [each for each in changes if name in {each.key, each.transaction and each.transaction.transaction_id}]
+
+
+@pytest.mark.parametrize("status", ["PENDING", "SUCCESS"])
+async def test_our_own_acknowledgement_wins_against_a_row_that_was_adopted(
+    world: World, client: AsyncClient, kind: str, status: str
+) -> None:
+    """Its transaction is the payment's, also once the adopted row has ended; that row is unclaimed from then on."""
+    async with world.client() as other, on_its_way(world, client, kind) as answers:
+        row = await adopt_another(world, other, kind, status)
+    (own,), record = world.made("k"), await world.get(client, "k")
+    assert isinstance(answers[0], Acknowledgement)
+    assert (record.state, record.transaction_id, record.is_adopted) == (PaymentState.ACKNOWLEDGED, own, False)
+    assert (record.transaction, record.status) == (None, answers[0].status_code)
+    assert record.history[-1].detail == f"{own}, in place of {row}, which was taken for it"
+    assert [(each.transaction_id, each.fits_key) for each in await client.payments.unclaimed()] == [(row, "k")]
+    assert [each.status for each in await changes_of(client, row)] == [status]
+
+
+async def test_a_final_state_of_the_wrong_row_is_corrected_in_the_feed(world: World, client: AsyncClient) -> None:
+    """Readers that were told of a success hear that the payment is open, and then how it ended."""
+    async with world.client() as other, on_its_way(world, client, "collections"):
+        await adopt_another(world, other, "collections", "SUCCESS")
+    world.service.finish(world.service.payments[1], "FAILED")
+    await settle(client)
+    told = [(str(each.state), each.status and str(each.status)) for each in await changes_of(client, "k")]
+    assert told[-3:] == [("FINAL", "SUCCESS"), ("ACKNOWLEDGED", "PENDING"), ("FINAL", "FAILED")]
+
+
+async def test_an_acknowledgement_of_the_adopted_transaction_makes_it_our_own(
+    world: World, client: AsyncClient, kind: str
+) -> None:
+    """The payment stays as it is, and its acknowledgement shows the service's clock and the merchant from then on."""
+    async with world.client() as other, on_its_way(world, client, kind) as answers:
+        await other.payments.reconcile(stale_after=0)
+        assert (await world.get(other, "k")).is_adopted
+        before = await changes_of(client, "k")
+    record = await world.get(client, "k")
+    assert isinstance(answers[0], Acknowledgement)
+    assert (record.transaction_id, record.is_adopted) == (world.made("k")[0], False)
+    assert len(await changes_of(client, "k")) == len(before)
+    assert await client.payments.unclaimed() == []
+
+
+@pytest.mark.slow
+async def test_our_own_acknowledgement_wins_once_the_store_is_back(store_url: str, kind: str) -> None:
+    """The process that got it could not write it, while another one adopted a row: nothing is lost."""
+    world, store = make_world(store_url), SQLStore(store_url, grace=GRACE)
+    outage = Outage(account_store(store).database)
+    async with world.client(store=store) as client, world.client() as other:
+        async with on_its_way(world, client, kind) as answers:
+            outage.away = True
+            row = await adopt_another(world, other, kind)
+        assert isinstance(answers[0], MobileMoneyError)
+        assert (await world.get(other, "k")).transaction_id == row
+        outage.away = False
+        await client.payments.reconcile()
+        (own,) = world.made("k")
+        assert (await world.get(other, "k")).transaction_id == own
+        assert [each.transaction_id for each in await other.payments.unclaimed()] == [row]
