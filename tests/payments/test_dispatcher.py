@@ -2,6 +2,8 @@
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -204,6 +206,24 @@ async def test_a_reason_of_its_own_delays_one_payment_by_half_a_minute(sqlite_fi
             assert waiting is not None and waiting.not_before is not None and "lost" in (waiting.reason or "")
             assert (waiting.not_before - began).total_seconds() == pytest.approx(30, abs=1)
             assert (dispatcher.stats.sent, dispatcher.stats.paused, pauses(events)) == (3, None, [])
+
+
+async def test_a_queued_payment_that_may_exist_holds_up_no_other(sqlite_file_url: str) -> None:
+    """It waits for someone's decision, half a minute at a time; nothing of it was sent, so it is no unknown result."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 3)
+        with closing(sqlite3.connect(sqlite_file_url.partition("///")[2])) as connection, connection:
+            connection.execute(
+                "UPDATE mobilemoney_payment_records SET candidates = '[\"t-1\"]', sent_at = created_at "
+                "WHERE key = 'k00'"
+            )
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(2)
+            waiting = await client.payments.get("k00")
+            assert waiting is not None and (waiting.state, waiting.cause) == (PaymentState.QUEUED, PaymentCause.WAITS)
+            assert waiting.not_before is not None and waiting.not_before > world.utcnow() + timedelta(seconds=20)
+            assert (dispatcher.stats.sent, dispatcher.stats.paused, world.sent) == (2, None, 2)
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""Our own acknowledgement comes after a row of the list was taken for the payment: it wins, however late."""
+"""Our own answer comes after the list has shown another row like the payment: the answer wins, however late."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import httpx
 import pytest
 
 from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentChange, PaymentState, SQLStore
@@ -11,7 +12,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number
 from tests.payments.service import Outage
 from tests.payments.test_turned_payouts import settle
-from tests.support.second_service import ListBehaviour
+from tests.support.second_service import ListBehaviour, Payment, error
 
 pytestmark = pytest.mark.pairs
 
@@ -89,6 +90,31 @@ async def test_an_acknowledgement_of_the_adopted_transaction_makes_it_our_own(
     assert (record.transaction_id, record.is_adopted) == (world.made("k")[0], False)
     assert len(await changes_of(client, "k")) == len(before)
     assert await client.payments.unclaimed() == []
+
+
+def forbid(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+    return error(403, "insufficient_permissions")
+
+
+async def test_a_late_refusal_wins_against_a_candidate(store_url: str, kind: str) -> None:
+    """A payment that is refused for certain is none of the rows that the list has shown meanwhile: its key is free."""
+    world = make_world(store_url)
+    world.sole_writer = False  # beside other systems, no row is adopted
+    world.service.answer_after = 5.0
+
+    async def pay() -> None:
+        await world.answered(client, Order("k", kind, number(1)), forbid, made=False)
+
+    async with world.client() as client, world.client() as other:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pay)
+            await anyio.sleep(1)
+            world.service.make(TYPES[kind], number(1), "5000", status="SUCCESS")
+            await other.payments.reconcile(stale_after=0)
+            assert (await world.get(other, "k")).candidates == ("t-000001",)
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates, record.cause) == (PaymentState.REFUSED, (), None)
+        assert isinstance(await world.attempt(client, Order("k", kind, number(1))), Acknowledgement)
 
 
 @pytest.mark.slow

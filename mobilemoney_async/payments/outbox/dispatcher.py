@@ -35,6 +35,7 @@ from mobilemoney_async.errors import (
     InvalidRequest,
     LimitExceeded,
     MobileMoneyError,
+    OutcomeUnknown,
     StoreError,
 )
 from mobilemoney_async.events import DispatcherPaused, emit
@@ -343,6 +344,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _failed(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         if error.outcome == "unknown":
+            if await self._put_off(record, error):  # still queued: nothing was sent
+                return
             self._sent += 1
             self._unknown += 1
             logger.warning("queued payment %r%s has an unknown result: %s", record.key, self._whose, error)
@@ -357,10 +360,15 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
             await self._put_off(record, error)
 
-    async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
-        """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
+    async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> bool:
+        """Let a payment wait that was not sent; and others of its type, unless the reason is its own.
+
+        Returns:
+            Whether it waits: False if it is not queued any more, or the store is away.
+        """
         cause = PaymentCause.HELD if isinstance(error, DuplicateSuspected) else PaymentCause.WAITS
-        is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
+        is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest | OutcomeUnknown)
+        is_own = is_own or not record.is_certain
         pause = _OWN_PAUSE
         if isinstance(error, LimitExceeded):
             is_own, pause = is_own or error.limit != "per_day", _LONGEST_PAUSE
@@ -380,13 +388,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if waiting is not None:
                 logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
             else:
-                return  # it was taken out of the queue, or sent by someone else
+                return False  # it was taken out of the queue, or sent: by someone else, or now
         except StoreError:
-            is_own = is_written = False
+            is_own, is_written = error.outcome == "unknown", False
         if not is_own:
             self._block(record.type, error)
             if is_written:
                 await self._show()
+        return is_written
 
     def _next_pause(self, kind: TransactionType) -> float:
         known = self._obstacles.get(kind)

@@ -49,6 +49,8 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
     """Return the columns that an event changes."""
     acknowledged = entry.acknowledgement
     values: dict[str, Any] = {"state": target, "changed_at": entry.at}
+    if _is_certain(entry):
+        values |= {"candidates": None, **reason_columns(None)}
     if ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
         values["ended_at"] = entry.at
     if acknowledged is not None:
@@ -57,8 +59,7 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
             "reference": acknowledged.reference,
             "status": shorten(str(acknowledged.status_code)),
             "acknowledgement": dump(acknowledged),
-            **dict.fromkeys(("candidates", "named_id")),
-            **reason_columns(None),
+            "named_id": None,
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
@@ -70,15 +71,20 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
         # A listing that began before the request ended proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
     if entry.event is PaymentEvent.CONFIRM_ABSENT:
-        values |= {"candidates": None, "looked_at": None, "look_passed": None, "next_look_at": None}
-        values |= reason_columns(None)
-    if entry.reason is not None:
-        values |= reason_columns(entry.reason)
-    if entry.named_id is not None:
-        values["named_id"] = entry.named_id
+        values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
+    values |= {} if entry.reason is None else reason_columns(entry.reason)
+    values |= {} if entry.named_id is None else {"named_id": entry.named_id}
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
+
+
+def _is_certain(entry: JournalEntry) -> bool:
+    """Return whether an event says for certain which transaction a payment is, or that it is none."""
+    if entry.event is PaymentEvent.REFUSE:
+        return bool(entry.is_certain)
+    is_none = {PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.CONFIRM_ABSENT}
+    return entry.acknowledgement is not None or entry.event in is_none
 
 
 def as_kept(entry: JournalEntry, row: sa.Row[Any]) -> JournalEntry:
