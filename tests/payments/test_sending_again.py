@@ -207,6 +207,28 @@ async def test_nothing_is_sent_while_the_list_cannot_be_read(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_an_absent_collection_is_sent_once_its_candidates_are_explained(store_url: str, rows: int) -> None:
+    """What the list showed to a create was sold at the till: the customer, who comes again, is asked to pay at once."""
+    world, asked = make_world(store_url, resend=True), order("collections")
+    async with world.client() as client:
+        await ask_between_others(world, client, asked, "answer lost", made=False)
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        await anyio.sleep(HOUR)
+        for _ in range(rows):
+            world.service.make("collection", asked.phone_number, "5000", status="SUCCESS")
+        assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
+        for name in (await world.get(client, "k")).candidates:
+            record = await world.get(client, "k")
+            assert record.state is PaymentState.ABSENT and name in (record.reason or "")
+            await client.payments.explain(name, note="Asha: sold at the till")
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates, record.reason) == (PaymentState.ABSENT, (), None)
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+        await world.hold(client)
+
+
+@pytest.mark.slow
 async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(store_url: str) -> None:
     """The merchant's general word for absent collections needs a look of its own, too."""
     world, asked = make_world(store_url, resend=True), order("collections")

@@ -188,8 +188,10 @@ def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[st
     values: dict[str, Any] = {"next_look_at": _next_look(current, look, verdict.reason)}
     values |= reason_columns(verdict.reason)
     if candidates != current.candidates:
-        # Seen, perhaps: earlier listings that missed it no longer count.
-        values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
+        values |= {"candidates": json.dumps(candidates), "changed_at": at}
+        if current.state is not PaymentState.ABSENT:
+            # Seen, perhaps: earlier listings that missed it no longer count. What someone explains was not seen.
+            values |= {"walks": 0, "walked_at": None}
         journal.note(current.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
     return to_record(journal.update(current.key, values))
 
@@ -271,13 +273,25 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
 
 
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
-    """Let the next `reconcile` look for the unknown payments that a transaction may have been: it is settled now."""
+    """Let the next `reconcile` look for the payments that a transaction may have been: it is settled now.
+
+    An absent one is absent again, as before the list showed the transaction to a create, unless it may be another one.
+    """
     columns, name = payments.c, json.dumps(transaction_id)
     named = (columns.account == journal.account, columns.named_id == transaction_id)
     journal.execute(payments.update().where(*named).values(named_id=None, next_look_at=at))
-    here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state == PaymentState.UNKNOWN)
+    here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state != PaymentState.SENDING)
     were = columns.candidates.contains(name, autoescape=True)
-    journal.execute(payments.update().where(*here, were).values(next_look_at=at))
+    asked = sa.select(columns.key, columns.state, columns.candidates).where(*here, were).order_by(columns.key)
+    for row in journal.execute(asked.with_for_update()).all():
+        values: dict[str, Any] = {"next_look_at": at}
+        if row.state == PaymentState.ABSENT:
+            left = tuple(each for each in json.loads(row.candidates) if each != transaction_id)
+            values |= {
+                "candidates": json.dumps(left) if left else None,
+                **reason_columns(may_be(left) if left else None),
+            }
+        journal.change(row.key, values)
 
 
 def find_rival(
