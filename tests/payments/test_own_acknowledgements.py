@@ -7,7 +7,16 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentChange, PaymentState, SQLStore
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentCause,
+    PaymentChange,
+    PaymentState,
+    SQLStore,
+)
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number
 from tests.payments.service import Outage
@@ -19,13 +28,14 @@ pytestmark = pytest.mark.pairs
 
 @asynccontextmanager
 async def on_its_way(
-    world: World, client: AsyncClient, kind: str
+    world: World, client: AsyncClient, kind: str, *, answer_after: float = 5.0
 ) -> AsyncIterator[list[Acknowledgement | MobileMoneyError]]:
     """Let a payment be on its way, as from a process that freezes; afterwards the yielded list has its answer."""
     answers = list[Acknowledgement | MobileMoneyError]()
+    acknowledge, world.service.acknowledge = world.service.acknowledge, lambda row: row
     await world.pay(client, [Order("before", kind, number(500), 900)])
     await anyio.sleep(MINUTE)
-    world.service.answer_after = 5.0
+    world.service.answer_after, world.service.acknowledge = answer_after, acknowledge
 
     async def pay() -> None:
         answers.append(await world.attempt(client, Order("k", kind, number(1))))
@@ -71,7 +81,8 @@ async def test_a_final_state_of_the_wrong_row_is_corrected_in_the_feed(world: Wo
     """Readers that were told of a success hear that the payment is open, and then how it ended."""
     async with world.client() as other, on_its_way(world, client, "collections"):
         await adopt_another(world, other, "collections", "SUCCESS")
-    world.service.finish(world.service.payments[1], "FAILED")
+    for payment in world.service.payments[:2]:
+        world.service.finish(payment, "FAILED")
     await settle(client)
     told = [(str(each.state), each.status and str(each.status)) for each in await changes_of(client, "k")]
     assert told[-3:] == [("FINAL", "SUCCESS"), ("ACKNOWLEDGED", "PENDING"), ("FINAL", "FAILED")]
@@ -115,6 +126,41 @@ async def test_a_late_refusal_wins_against_a_candidate(store_url: str, kind: str
         record = await world.get(client, "k")
         assert (record.state, record.candidates, record.cause) == (PaymentState.REFUSED, (), None)
         assert isinstance(await world.attempt(client, Order("k", kind, number(1))), Acknowledgement)
+
+
+async def test_a_word_does_not_outweigh_what_a_late_acknowledgement_names(store_url: str, kind: str) -> None:
+    """Someone confirmed an absence, then the answer names a transaction that does not fit: nothing is sent again."""
+    world = make_world(store_url)
+    world.service.acknowledge = lambda row: {**row, "amount": "4999"}
+    world.service.answer_lookup = lambda request: error(404, "TRANSACTION_NOT_FOUND")
+    async with world.client(timeout=600.0) as client, world.client() as other:
+        async with on_its_way(world, client, kind, answer_after=300.0) as answers:
+            world.service.list = ListBehaviour(hide=lambda payment: payment.owner == "k")
+            await other.payments.reconcile(stale_after=0)
+            await anyio.sleep(GRACE + 1)
+            await world.confirm(other, "k")
+        assert isinstance(answers[0], OutcomeUnknown), answers
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates) == (PaymentState.UNKNOWN, tuple(world.made("k")))
+        assert isinstance(await world.attempt(client, Order("k", kind, number(1))), OutcomeUnknown)
+        assert world.posts("k") == 1
+
+
+async def test_a_row_that_two_attempts_may_have_made_says_whose_it_may_be(store_url: str) -> None:
+    """A payment was confirmed absent early and sent again, and one like it was lost: the reason names the first."""
+    world = make_world(store_url)
+    async with world.client(store=SQLStore(store_url, grace=20)) as client:
+        await world.pay(client, [Order("before", "collections", number(500), 900)])
+        await anyio.sleep(MINUTE)
+        await world.lose(client, Order("first", "collections", number(1)), made=False)
+        await anyio.sleep(21)
+        await world.confirm(client, "first")
+        await world.pay(client, [Order("first", "collections", number(1))])
+        await world.lose(client, Order("k", "collections", number(1)), made=True)
+        await client.payments.reconcile()
+        record = await world.get(client, "k")
+        assert (record.candidates, record.cause) == (tuple(world.made("k")), PaymentCause.RIVAL)
+        assert "'first'" in str(record.reason)
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     at, verdict = look.at, look.verdict
     if verdict.adopt is not None and look.rival is not None:
         verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
+        look = attrs.evolve(look, verdict=verdict)
     if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
         return current if isinstance(adopted, StoreError) else adopted

@@ -106,6 +106,8 @@ def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
         return f"belongs to another payment ({row.owner})"
     if entry.attempt not in {None, row.attempt}:
         return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
+    if entry.event is PaymentEvent.LOSE and entry.named_id is None and row.state == PaymentState.RELEASED:
+        return f"is {row.state} already"
     if entry.event is PaymentEvent.ACKNOWLEDGE and row.transaction_id is not None and not row.is_adopted:
         return f"is {row.state} already"
     return None
