@@ -124,6 +124,38 @@ async def test_a_hold_makes_no_scheduled_payment_earlier(store: SQLStore) -> Non
         assert (rent.not_before - now.not_before) > timedelta(hours=23)
 
 
+async def test_a_hold_reaches_a_payment_that_a_dispatcher_has_in_hand(store: SQLStore) -> None:
+    """It waits for the rate limit as it is held: it is not sent then, and holds up no other of its type."""
+    sandbox = Sandbox()
+
+    async def collect(client: AsyncClient, number: int) -> None:
+        await client.collections.create(f"+2556812{number:05d}", 1000, idempotency_key=f"order-{number}")
+
+    async def states(client: AsyncClient) -> list[PaymentState]:
+        return [record.state for key in ("held", "other") if (record := await client.payments.get(key)) is not None]
+
+    async with sandbox.client(store=store) as client, client.dispatcher() as dispatcher:
+        async with anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(collect, client, number)
+            await anyio.sleep(5)
+            for key, amount in (("held", 5000), ("other", 6000)):
+                await client.payments.enqueue(
+                    type="disbursement", phone_number=PAYS, amount=amount, idempotency_key=key
+                )
+            await anyio.sleep(5)
+            await client.payments.hold(["held"], timedelta(minutes=10))
+            held = await client.payments.get("held")
+        await anyio.sleep(90)
+        assert (await states(client))[0] is PaymentState.QUEUED
+        assert (await states(client))[1] in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+        now = await client.payments.get("held")
+        assert held is not None and now is not None and held.not_before is not None
+        assert (now.not_before, dispatcher.stats.paused) == (held.not_before, None)
+        await anyio.sleep(600)
+        assert (await states(client))[0] in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+
+
 @pytest.mark.parametrize("deadline", [None, 5.0])
 async def test_a_deadline_of_calls_is_none_of_the_list(store: SQLStore, deadline: float | None) -> None:
     """A page may come late, or wait behind payments: what is unknown is looked for, and books are compared."""

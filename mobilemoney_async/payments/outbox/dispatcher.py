@@ -364,7 +364,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own.
 
         Returns:
-            Whether it waits: False if it is not queued any more, or the store is away.
+            Whether it waits: False if it is not queued any more, someone holds it, or the store is away.
         """
         cause = PaymentCause.HELD if isinstance(error, DuplicateSuspected) else PaymentCause.WAITS
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest | OutcomeUnknown)
@@ -388,7 +388,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if waiting is not None:
                 logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
             else:
-                return False  # it was taken out of the queue, or sent: by someone else, or now
+                return False  # it was taken out of the queue, held, or sent: by someone else, or now
         except StoreError:
             is_own, is_written = error.outcome == "unknown", False
         if not is_own:

@@ -234,10 +234,13 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
 def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
 
-    The reason has its time: nothing takes it back when it ends, only the next try.
+    One that waits already goes on to do so: someone holds it, perhaps for longer. The reason has its time: nothing
+    takes it back when it ends, only the next try.
     """
     record = journal.find(key, lock=True)
     if record is None or record.state is not PaymentState.QUEUED:
+        return None
+    if record.not_before is not None and record.not_before > at:
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
     is_known = record.looked_at is not None and record.cause is not None

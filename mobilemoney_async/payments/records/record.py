@@ -407,7 +407,7 @@ def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: f
 
 
 def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | None) -> str | None:
-    """Return why a payment of the queue is not sent any more, or None.
+    """Return why a payment of the queue is not sent any more, or not now, or None.
 
     Args:
         record: Its record.
@@ -419,6 +419,8 @@ def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | Non
             return f"it is {record.state}, not queued"
         if not record.is_late:  # which a dispatcher has said, while the create waited
             return None
+    if asked_at is None and record.not_before is not None and now < record.not_before:
+        return f"it waits until {record.not_before:%Y-%m-%d %H:%M:%S} UTC"  # a dispatcher had it in hand
     end = record.not_after
     # A create that began later is a new wish.
     if end is None or now < end or (asked_at is not None and asked_at >= end):
