@@ -1,7 +1,7 @@
 """`mobilemoney login`, `logout`, `profile` and `otp …`: the user of the credentials, and one-time passwords.
 
-The service does not document its answers about users: commands show them as they are, with phone numbers masked and
-without the fields whose names look like a secret's.
+The service does not document its answers about users: commands show them with phone numbers masked, and without the
+fields whose names look like a secret's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, ask, requir
 from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts, visible
 from mobilemoney_async.configuration.profiles import read_secret_file
 from mobilemoney_async.configuration.settings import Settings
-from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.redaction import names_secret, without_secrets
+from mobilemoney_async.text import redact, shown_id
 from mobilemoney_async.values import Secret, require_bearer
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 _STANDARD_INPUT = Path("-")
 # Seconds: the service's number is not trusted to be a date of this calendar.
 _LONGEST_LOGIN = 365 * 86_400
-_PHONE_NUMBER = re.compile(r"\+[0-9][0-9 -]{6,}[0-9]")
-_SECRET = re.compile("password|token|secret|otp|pin$|code$", re.IGNORECASE)
+# Beside what `names_secret` finds. A one-time password may be a "code".
+_SECRET = re.compile("token|otp|pin$|code$|pass_?phrase", re.IGNORECASE)
+# Fields whose values have many digits, and are no phone numbers.
+_PLAIN = re.compile("(?:^|_)(?:id|at|date)$", re.IGNORECASE)
 
 otp_app: typer.Typer = command_group(
     help="One-time passwords: request one, verify one.\n\n"
@@ -189,16 +192,27 @@ def _show(
         print("done; the service's answer is empty")
 
 
-def _without_secrets(value: Any, *, unmasked: bool) -> Any:
-    """Return an undocumented answer without the fields named like a secret, and with its phone numbers masked."""
+def _without_secrets(value: Any, *, unmasked: bool, name: str = "") -> Any:
+    """Return an undocumented answer without secrets, and with its phone numbers masked."""
     if isinstance(value, dict):
-        shown = {name: inside for name, inside in value.items() if not _SECRET.search(name)}
-        return {name: _without_secrets(inside, unmasked=unmasked) for name, inside in shown.items()}
+        shown = {each: inside for each, inside in value.items() if not _SECRET.search(each) and not names_secret(each)}
+        return {
+            _shown(each, unmasked=unmasked): _without_secrets(inside, unmasked=unmasked, name=each)
+            for each, inside in shown.items()
+        }
     if isinstance(value, list):
-        return [_without_secrets(each, unmasked=unmasked) for each in value]
-    if isinstance(value, str) and not unmasked:
-        return _PHONE_NUMBER.sub(lambda found: mask_phone_number(found[0]), value)
-    return value
+        return [_without_secrets(each, unmasked=unmasked, name=name) for each in value]
+    if value is None or isinstance(value, bool):
+        return value
+    shown_value = _shown(str(value), unmasked=unmasked, name=name)
+    return value if shown_value == str(value) else shown_value
+
+
+def _shown(text: str, *, unmasked: bool, name: str = "") -> str:
+    """Return a text or a number of an undocumented answer, with care."""
+    if unmasked:
+        return without_secrets(text)
+    return shown_id(text) if _PLAIN.search(name) else redact(text)
 
 
 def _facts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

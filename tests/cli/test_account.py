@@ -1,6 +1,7 @@
 """Logging in from the command line, the token that is kept, the user behind it, and one-time passwords."""
 
 import json
+import re
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -248,10 +249,38 @@ class TestProfile:
         shown = run("profile", "--base-url", url)
         assert "s3cr3t" not in shown.output
         assert NUMBER not in shown.output
-        assert "\\x1b[2J[red]" in shown.stdout
+        assert "\x1b" not in shown.output
+        assert "[2J[red]" in shown.stdout
         assert "user.list.2" in shown.stdout
         assert "s3cr3t" not in run("profile", "--base-url", url, "--json").output
         assert NUMBER in run("profile", "--base-url", url, "--unmasked").stdout
+
+    def test_numbers_and_secrets_of_any_spelling_are_not_shown(
+        self, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Numbers without a plus, as JSON numbers, in texts and in names are masked; ids and times are not."""
+        body = {
+            "msisdn": "255681234501",
+            "mobile": 255681234501,
+            "spouse": {"0681-234-501": "0681 234 501"},
+            "about": "call 0681234501, password: hunter2",
+            "api_key": "hunter2",
+            "authorization": "Bearer hunter2",
+            "credentials": ["hunter2"],
+            "pass_phrase": "hunter2",
+            "jwt": "hunter2",
+            "code": "hunter2",
+            "project_id": "0f5e8a52-5b5e-4c3e-9d55-6d1f0e3a8a11",
+            "created_at": "2026-01-31T10:00:00Z",
+            "level": 3,
+        }
+        monkeypatch.setattr(type(sandbox._account), "user", lambda self: body)
+        shown, unmasked = (run("profile", "--base-url", url, "--json", *more) for more in ((), ("--unmasked",)))
+        assert not re.search(r"681\D?234\D?501|hunter2", shown.output)
+        user = json.loads(shown.stdout)["user"]
+        assert [user[name] for name in ("project_id", "created_at", "level")] == list(body.values())[-3:]
+        assert "hunter2" not in unmasked.output
+        assert json.loads(unmasked.stdout)["user"]["mobile"] == 255681234501
 
     def test_a_refused_token_is_one_line(self, url: str) -> None:
         """It says where a new one comes from."""
