@@ -141,10 +141,11 @@ class _TransportSender:
         flight: Flight,
         read: Callable[[Answer], T],
     ) -> T:
+        flight.proves_unsent = True  # until there is a pool
+        transport = self._open() if self._transport is None or self._owned else self._transport
         flight.proves_unsent = self._owned and content is not None
         flight.is_direct = self._owned and not self._aiohttp
         flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
-        transport = self._open() if self._transport is None or self._owned else self._transport
         self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
         try:
             request = self._request(

@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
+from mobilemoney_async.errors import ConnectionFailed
 from mobilemoney_async.values import missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
@@ -62,13 +63,30 @@ def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
     Args:
         base_url: The service.
         aiohttp: Whether the pool is httpx-aiohttp's, in place of httpx's.
+
+    Raises:
+        ConnectionFailed: A setting of the environment is unusable: the proxy, or the trusted certificates.
     """
     parts = urlsplit(base_url)
-    verify: ssl.SSLContext | bool = ssl_context() if parts.scheme == "https" else False
-    proxy = _proxy(parts.scheme, parts.hostname)
-    if aiohttp:
-        return _make_aiohttp_pool(verify, proxy)
-    return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
+    try:
+        verify: ssl.SSLContext | bool = ssl_context() if parts.scheme == "https" else False
+        proxy = _proxy(parts.scheme, parts.hostname)
+        if not aiohttp:
+            return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
+        if proxy is None or proxy.url.scheme in {"http", "https"}:
+            return _make_aiohttp_pool(verify, proxy)
+        fault = f"{_shown_proxy(parts.scheme)} must be http or https for aiohttp"
+    except OSError as exc:
+        reason = exc.strerror or type(exc).__name__
+        fault = f"the trusted certificates cannot be read ({reason}): see SSL_CERT_FILE and SSL_CERT_DIR"
+    except ImportError:
+        fault = f"{_shown_proxy(parts.scheme)} cannot be used: pip install socksio"
+    except (ValueError, httpx.InvalidURL):
+        fault = f"{_shown_proxy(parts.scheme)} must be the URL of a proxy, such as http://proxy.example:3128"
+    # Outside: the library's error may quote the proxy's password.
+    failed = ConnectionFailed(f"cannot connect to {parts.netloc}: {fault}; nothing was sent", outcome="not_sent")
+    failed.peer = parts.netloc
+    raise failed
 
 
 def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
@@ -98,11 +116,27 @@ def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
     """Return the environment's proxy for the service, as every HTTP client honours it."""
     if host is None or _is_loopback(host) or proxy_bypass(host):
         return None
-    proxies = getproxies()
-    url = proxies.get(scheme) or proxies.get("all")
+    _, url = _proxy_setting(scheme)
     if not url:
         return None
-    return httpx.Proxy(url if "://" in url else f"http://{url}")
+    url = url if "://" in url else f"http://{url}"
+    parts = urlsplit(url)
+    _, _ = parts.port, (parts.hostname or ".").encode("idna")  # which httpx would fail to connect to
+    return httpx.Proxy(url)
+
+
+def _proxy_setting(scheme: str) -> tuple[str, str]:
+    """Return name and value of the environment's setting of a proxy."""
+    proxies = getproxies()
+    name = scheme if proxies.get(scheme) else "all"
+    return f"{name.upper()}_PROXY", proxies.get(name, "")
+
+
+def _shown_proxy(scheme: str) -> str:
+    """Return the setting of a proxy for an error, without a password."""
+    name, url = _proxy_setting(scheme)
+    shape = url_shape(url)
+    return f"{name} ({shape})" if isinstance(shape, str) else name
 
 
 def route(base_url: str) -> str:

@@ -22,6 +22,7 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
+from mobilemoney_async.calls.transport_pool import make_pool
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, copyable, first_error, run
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
@@ -155,10 +156,10 @@ async def _check_service(settings: Settings, timeout: float) -> list[Finding]:
         dates.append(response.headers.get("Date", ""))
 
     try:
-        http_client = httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout)
-    except OSError as exc:
-        text = f"the trusted certificates cannot be read: {exc.strerror or exc}"
-        return [_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")]
+        pool = make_pool(settings.base_url, aiohttp=False)  # as all calls have it
+    except errors.ConnectionFailed as exc:
+        return [_problem("connection", str(exc), "fix this setting of the environment")]
+    http_client = httpx.AsyncClient(transport=pool, event_hooks={"response": [note_answer]}, timeout=timeout)
     missing = failure = None
     began_at = datetime.now(UTC)
     async with http_client:

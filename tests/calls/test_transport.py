@@ -9,6 +9,7 @@ import inspect
 import logging
 import socket
 import ssl
+import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
@@ -627,12 +628,40 @@ async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none
     assert transport_pool._proxy("https", "payments.test") is not None
 
 
-@pytest.mark.parametrize("proxy", ["socks9://127.0.0.1:9", "http://[::1"])
-async def test_a_proxy_that_makes_no_sense_sends_nothing(proxy: str, clean_environment: pytest.MonkeyPatch) -> None:
-    """A mistake in the environment is a connection that failed, not a payment in doubt."""
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "socks9://me:hunter2@127.0.0.1:9",
+        "socks5://me:hunter2@127.0.0.1:9",
+        "http://[::1",
+        "http://me:hunt#er2@proxy.example",
+        "http://127.0.0.1:99999",
+        "me:hunter2@.proxy.example:1",
+    ],
+)
+@pytest.mark.parametrize("way", ["httpx", "aiohttp"], indirect=True)
+async def test_a_proxy_that_makes_no_sense_sends_nothing(
+    way: str, proxy: str, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """A mistake in the environment is a connection that failed, named without its password, for reads too."""
+    clean_environment.setitem(sys.modules, "socksio", None)
     clean_environment.setenv("HTTPS_PROXY", proxy)
-    with pytest.raises(ConnectionFailed) as caught:
-        await pay(make_client(retry=ONCE))
+    async with connect(way, BASE_URL, retry=ONCE) as client:
+        for call in (pay(client), look_up(client), client.request("POST", "/closings")):
+            with pytest.raises(
+                ConnectionFailed, match=r"payments\.example: HTTPS_PROXY .*; nothing was sent$"
+            ) as caught:
+                await call
+            assert caught.value.outcome == "not_sent"
+            assert "hunt" not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_certificates_that_cannot_be_read_send_nothing(clean_environment: pytest.MonkeyPatch) -> None:
+    """Their setting is named, too."""
+    clean_environment.setattr(transport_pool, "ssl_context", transport_pool.ssl_context.__wrapped__)
+    clean_environment.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with pytest.raises(ConnectionFailed, match=r"certificates cannot be read .*SSL_CERT_FILE") as caught:
+        await look_up(make_client(retry=ONCE))
     assert caught.value.outcome == "not_sent"
 
 

@@ -128,6 +128,18 @@ class TestService:
         assert "mobilemoney login" in found["credentials"]["advice"]
         assert levels(found)["store"] == "warning"
 
+    @pytest.mark.parametrize(
+        "proxy", ["ftp://me:hunter2@127.0.0.1:9", "http://me:hunter2@[::1", "http://127.0.0.1:99999"]
+    )
+    def test_a_proxy_that_makes_no_sense(self, proxy: str) -> None:
+        """It is named as the problem, without its password, as every command's error names it."""
+        result = run("--json", "--base-url", "https://pay.example/v1", MOBILEMONEY_TOKEN="tok", HTTPS_PROXY=proxy)
+        assert result.exit_code == 1
+        assert "hunter2" not in result.output
+        found = {each["check"]: each for each in json.loads(result.stdout)["findings"]}
+        assert found["connection"]["level"] == "problem"
+        assert found["connection"]["text"].startswith("cannot connect to pay.example: HTTPS_PROXY (")
+
     def test_a_password_is_tried_with_one_login(self, sandbox: Sandbox, url: str) -> None:
         """With e-mail and password there is one login beside the one request; a wrong one is tried once."""
         variables = {"MOBILEMONEY_BASE_URL": url, "MOBILEMONEY_EMAIL": sandbox.email}
