@@ -22,6 +22,7 @@ from mobilemoney_async.calls.options import (
     Options,
     allow_no_auth,
     check_auth,
+    check_clock,
     check_limiter,
     check_method,
     check_params,
@@ -106,7 +107,7 @@ class AsyncClient:
             processes with these limits count together.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
             harm nothing.
-        utcnow: The wall clock: returns an aware UTC datetime. By default the host's; with a store in PostgreSQL the
+        utcnow: The wall clock: returns an aware datetime. By default the host's; with a store in PostgreSQL the
             database's, so that hosts with different clocks agree on the time. With a store it is called in worker
             threads too.
 
@@ -142,6 +143,7 @@ class AsyncClient:
         options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
+        utcnow = check_clock(utcnow)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of one event", on_event)
         self._limits = check_limits(disbursement_limits)

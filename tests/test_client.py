@@ -69,6 +69,7 @@ REFUSED = [
         store=["payments.db", ...],
         transport=["httpx", ...],
         http_client=[...],
+        utcnow=["now", dt.datetime(2026, 1, 31, tzinfo=dt.UTC)],
     ),
     ("email", {"auth": ("", "secret")}),
     ("http_client", {"http_client": ..., "transport": "aiohttp"}),
@@ -111,6 +112,32 @@ class TestMaking:
 
 
 class TestTheCallersOwn:
+    @pytest.mark.parametrize(
+        ("time", "returned"),
+        [(dt.datetime.fromisoformat("2026-01-31T12:00"), "a naive datetime"), ("noon", "str"), (None, "NoneType")],
+    )
+    @pytest.mark.parametrize("has_store", [True, False])
+    async def test_a_clock_without_a_zone_is_refused_at_its_first_use(
+        self, time: Any, returned: str, *, has_store: bool, tmp_path: Path
+    ) -> None:
+        """Nothing is sent and nothing is recorded by a time that may be hours off."""
+        store = SQLStore(sqlite_url(tmp_path)) if has_store else None
+        async with connect(in_turn(samples.acknowledgement()), store=store, utcnow=lambda: time) as (client, service):
+            with pytest.raises(
+                InvalidRequest, match=rf"^utcnow must be .* aware .*; it returned {returned}$"
+            ) as caught:
+                await client.collections.create(NUMBER, 1000, idempotency_key="order-1" if has_store else None)
+            assert caught.value.argument == "utcnow"
+            assert service.sent == []
+
+    async def test_a_clock_of_another_zone_tells_the_time_in_utc(self) -> None:
+        """An aware time is what it is."""
+        nairobi = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone(dt.timedelta(hours=3)))
+        async with connect(in_turn(({}, 502)), utcnow=lambda: nairobi) as (client, _):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.collections.create(NUMBER, 1000)
+        assert caught.value.sent_at.isoformat() == "2026-01-31T09:00:00+00:00"
+
     async def test_a_transport_stays_open(self) -> None:
         """You close your own transport."""
         service = FakeTransport(in_turn({}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeAlias
 
 import attrs
@@ -107,6 +108,24 @@ def check_limiter(rate_limiter: Limiter | None) -> Limiter:
     if not isinstance(rate_limiter, Limiter):
         raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
     return rate_limiter
+
+
+def check_clock(utcnow: Callable[[], datetime] | None) -> Callable[[], datetime] | None:
+    """Return a caller's wall clock, if any; it raises `InvalidRequest` where it returns no aware datetime."""
+    if utcnow is None:
+        return None
+    accepted = "a function that returns an aware datetime, such as lambda: datetime.now(UTC)"
+    if not callable(utcnow):
+        raise refuse("utcnow", accepted, utcnow)
+
+    def checked() -> datetime:
+        now = utcnow()
+        if isinstance(now, datetime) and now.utcoffset() is not None:
+            return now.astimezone(UTC)
+        kind = "a naive datetime" if isinstance(now, datetime) else type(now).__name__
+        raise refuse("utcnow", accepted, advice=f"it returned {kind}")
+
+    return checked
 
 
 def check_method(method: str) -> str:

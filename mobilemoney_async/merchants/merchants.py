@@ -18,7 +18,7 @@ from weakref import WeakSet, WeakValueDictionary
 import anyio
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.options import Options
+from mobilemoney_async.calls.options import Options, check_clock
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.cancellation import shielded
@@ -114,7 +114,7 @@ class Merchants:
         self._timeout, self._deadline, self._retry = timeout, deadline, retry
         self._transport = transport
         self._on_event = on_event
-        self._utcnow = utcnow
+        self._utcnow = check_clock(utcnow)
         self._merchants: WeakValueDictionary[str, Merchant] = WeakValueDictionary()
         try:
             from mobilemoney_async.payments.records.account_store import KeyedLock
@@ -342,7 +342,7 @@ class Merchants:
             transport=transport(account) if callable(transport) else transport,
             disbursement_limits=self._limits(account) if callable(self._limits) else self._limits,
             on_event=None if self._on_event is None else partial(self._on_event, account),
-            utcnow=utcnow,
+            utcnow=self._utcnow,
         )
         merchant = Merchant(ClientOwner(client), store, parts)
         merchant.owner.own(partial(self._open.use, merchant))
