@@ -529,7 +529,7 @@ class TestWithOptions:
             retry=[None],
             extra_headers=[
                 [("X-Trace", "1")],
-                *({"X-Trace": each} for each in (1, "a\r\nAuthorization: Bearer x", "é")),
+                *({"X-Trace": each} for each in (1, "a\r\nAuthorization: Bearer x", "é", "a ", "\ta", " ")),
                 *({each: "1"} for each in ("X Trace", "", 5, "Authorization", "authorization", "HOST")),
                 *({each: "1"} for each in ("Content-Type", "content-length", "Transfer-Encoding")),
             ],

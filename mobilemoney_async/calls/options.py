@@ -23,7 +23,7 @@ from mobilemoney_async.values import HiddenText, Secret, can_encode, conceal, hi
 P = ParamSpec("P")
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
+_HEADER_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?", re.ASCII)
 
 Auth: TypeAlias = str | Secret | tuple[str, str | Secret] | TokenSource
 """Type of `AsyncClient`'s argument ``auth``: an issued token, e-mail and password, or a source of tokens."""
@@ -149,7 +149,7 @@ def _check_headers(headers: Fields) -> dict[str, str]:
     if not all(map(_is_name, headers.reveal())):
         raise refuse("extra_headers", f"valid header names other than {', '.join(sorted(_OUR_HEADERS))}")
     if not all(isinstance(value, str) and _HEADER_VALUE.fullmatch(value) for value in headers.reveal().values()):
-        raise refuse("extra_headers", "a mapping to values of visible ASCII characters")
+        raise refuse("extra_headers", "a mapping to values of visible ASCII characters, without blanks at an end")
     return {name: HiddenText(value) for name, value in headers.reveal().items()}
 
 
