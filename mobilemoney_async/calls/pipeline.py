@@ -213,10 +213,14 @@ class Pipeline:
     def _take_note(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
         """Report a refused token to its source and a rejection to the limiter, whether or not this call goes on."""
         if call.token is not None and decision.action in {Action.RENEW_AND_REPLAY, Action.RENEW_AND_RAISE}:
-            if decision.action is Action.RENEW_AND_RAISE and not renewed:
-                self.suspicions.report(self.tokens, call.token)
-            else:
-                self.tokens.rejected(call.token, replacement=renewed)
+            try:
+                if decision.action is Action.RENEW_AND_RAISE and not renewed:
+                    self.suspicions.report(self.tokens, call.token)
+                else:
+                    self.tokens.rejected(call.token, replacement=renewed)
+            except Exception as exc:  # noqa: BLE001 (a caller's own source may raise anything)
+                # The call goes on: with another token it is sent, and else it ends by the refusal.
+                logger.warning("a refused token could not be reported: %s", source_failure("auth", exc))
         if decision.hold:
             self.limiter.hold(decision.hold)
         if self._instrumentation is not None and decision.action in _REPEATING:

@@ -37,11 +37,13 @@ from tests.support.fakes import (
     Hang,
     Sent,
     Step,
+    acknowledgement,
     logged_in,
     look_up,
     make_client,
     pay,
     refusal,
+    script,
     service,
     settle,
 )
@@ -482,6 +484,33 @@ async def test_a_source_that_fails_for_some_time_ends_no_poller(result: Any) -> 
         poller.track("txn_1")
         await anyio.sleep(60)
         assert source.asked > 0
+
+
+@pytest.mark.parametrize("code", ["invalid_token", "no_entry"])
+@pytest.mark.parametrize("gives_another", [True, False])
+async def test_a_source_that_fails_to_note_a_refused_token_changes_no_call(
+    code: str, caplog: pytest.LogCaptureFixture, *, gives_another: bool
+) -> None:
+    """A call with another token is sent again, and otherwise ends by the refusal; the log shows no text of yours."""
+
+    class Forgetful(CountingSource):
+        async def token(self, login: object) -> str:
+            token = await super().token(login)
+            return token if gives_another else "token-1"
+
+        def rejected(self, token: Secret, *, replacement: bool) -> None:
+            super().rejected(token, replacement=replacement)
+            raise LookupError("sealed-5f3")
+
+    transport = FakeTransport(script(refusal(code, 401), acknowledgement()))
+    client = make_client(transport, auth=Forgetful())
+    if code == "invalid_token" and gives_another:
+        await pay(client)
+    else:
+        with pytest.raises(AuthenticationError) as caught:
+            await pay(client)
+        assert caught.value.outcome == "refused"
+    assert caplog.messages == ["a refused token could not be reported: auth failed: LookupError"]
 
 
 async def test_a_source_that_repeats_a_refused_token_ends_the_call() -> None:
