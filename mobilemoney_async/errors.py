@@ -332,7 +332,7 @@ class AccountSuspended(StoreError):
 
     Attributes:
         state: ``SUSPENDED`` or ``REMOVED``.
-        note: The reason that was given for it, or None.
+        note: The reason that was given for it, redacted, or None.
     """
 
     outcome: CallOutcome = "not_sent"

@@ -71,6 +71,11 @@ def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:
         create(url, "shop-1")
     listed = run("list", "--store", url).stdout
     assert "suspended: asha: papers are late" in listed
+    assert run("suspend", "shop-2", "--note", "asha: call 0680 000 001", "--store", url).exit_code == 0
+    with pytest.raises(AccountSuspended) as caught:
+        create(url, "shop-2")
+    assert "680 000 001" not in f"{caught.value} {caught.value.note}"
+    assert run("resume", "shop-2", "--note", "asha: called", "--store", url).exit_code == 0
     again = run("suspend", "shop-1", "--note", "x", "--store", url)
     assert (again.exit_code, again.stdout) == (0, "")
     assert "account 'shop-1' is suspended already" in again.stderr

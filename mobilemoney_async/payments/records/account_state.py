@@ -16,7 +16,7 @@ from mobilemoney_async.database.schema import accounts, erasures, insert_missing
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.text import printable
+from mobilemoney_async.text import printable, redact
 
 WHOLE_ACCOUNT = "account"
 """In place of a digest, in the list of erasures."""
@@ -39,7 +39,8 @@ def require_active(journal: Journal, state: str | None) -> None:
 
 def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
-    return AccountSuspended(f"account {account!r} is {describe(state, note)}; nothing was sent", state=state, note=note)
+    said = f"account {account!r} is {describe(state, note)}; nothing was sent"
+    return AccountSuspended(said, state=state, note=None if note is None else redact(note))
 
 
 def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:

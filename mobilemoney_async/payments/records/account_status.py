@@ -9,6 +9,7 @@ from datetime import datetime
 import attrs
 
 from mobilemoney_async.contract.data import Data
+from mobilemoney_async.text import redact
 
 
 class AccountState(enum.StrEnum):
@@ -94,4 +95,4 @@ class Erasure(Data):
 
 def describe(state: str, note: str | None) -> str:
     """Return a state and its note for people: ``suspended: the merchant has left``."""
-    return state.lower() if note is None else f"{state.lower()}: {note}"
+    return state.lower() if note is None else f"{state.lower()}: {redact(note)}"
