@@ -33,6 +33,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 
 # The default of --timeout, seconds.
@@ -212,13 +213,13 @@ class Payment:
         except anyio.get_cancelled_exc_class():
             await self._read_record(client)
             raise
-        answer, state = self._answer, str(self._answer.status_code)
+        answer, state = self._answer, shown_text(str(self._answer.status_code))
         if not self._was_attempted:
             say(request.command, "this key has been used before: nothing was sent, and this is that payment")
             if not is_followed:
                 await self._read_record(client)
                 if self._record is not None and self._record.status is not None:
-                    state = str(self._record.status)  # later than the acknowledgement
+                    state = shown_text(str(self._record.status))  # later than the acknowledgement
         self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
         self._print(
             "acknowledged",
@@ -242,7 +243,7 @@ class Payment:
             poller.track(answer)
 
         try:
-            with waiting(f"{self._line(str(answer.status_code))}; Ctrl-C ends the watching"):
+            with waiting(f"{self._line(shown_text(answer.status_code))}; Ctrl-C ends the watching"):
                 await following.follow(client, self.watchlist, begin, refusals=self._refusals, timeout=timeout)
         except MobileMoneyError as exc:
             text, _ = explain(exc, self._settings)

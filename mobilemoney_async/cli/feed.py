@@ -12,6 +12,7 @@ from mobilemoney_async.cli.options import AsJSON, Service, with_service
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
+from mobilemoney_async.text import shown_text
 
 After = Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on behind this one.", show_default="oldest")]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
@@ -30,7 +31,7 @@ def list_changes(*, after: After = None, limit: Limit = 100, as_json: AsJSON = F
         Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
         Column("payment", lambda each: each.key or "", is_id=True),
         Column("state", lambda each: "unclaimed" if each.state is None else str(each.state)),
-        Column("status", lambda each: "" if each.status is None else str(each.status), min_width=7),
+        Column("status", lambda each: "" if each.status is None else shown_text(each.status), min_width=7),
         Column("transaction", lambda each: _transaction_of(each) or "", is_id=True),
         Column("cursor", lambda each: each.cursor, is_id=True),
     )

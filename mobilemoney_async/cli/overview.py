@@ -28,6 +28,7 @@ from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.text import shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.records.account_store import AccountStore
@@ -194,7 +195,7 @@ class View:
 def shown_state(each: PaymentRecord | DayTotal) -> str:
     """Return the state of a payment, or of several: the service's, once it is known that they exist."""
     exists = each.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
-    return str(each.status if exists and each.status is not None else each.state)
+    return shown_text(str(each.status if exists and each.status is not None else each.state))
 
 
 _TOTALS: tuple[Column[DayTotal], ...] = (

@@ -423,5 +423,5 @@ def _print_next_step(service: Service, grace: float | None, options: Sequence[st
 
 
 def _state(record: PaymentRecord) -> str:
-    status = f" {record.status}" if record.status is not None else ""
+    status = f" {shown_text(record.status)}" if record.status is not None else ""
     return f"{record.state}{status}{', ambiguous' if record.is_ambiguous else ''}"

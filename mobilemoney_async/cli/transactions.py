@@ -193,12 +193,12 @@ def read_day(option: str, text: str | None) -> date | None:
 def describe(transaction: Transaction, *, unmasked: bool) -> str:
     """Return a transaction in a few words: ``collection of 15,000 TZS, +25568…567: SUCCESS``."""
     number = phone(transaction.phone_number, unmasked=unmasked)
-    return visible(f"{transaction.type} of {money(transaction.amount)}, {number}: {state_of(transaction)}")
+    return visible(f"{shown_text(transaction.type)} of {money(transaction.amount)}, {number}: {state_of(transaction)}")
 
 
 def state_of(transaction: Transaction) -> str:
     """Return the state, with the reason of a failure."""
-    return f"{transaction.status} {shown_text(transaction.failure_reason or '')}".rstrip()
+    return f"{shown_text(transaction.status)} {shown_text(transaction.failure_reason or '')}".rstrip()
 
 
 def columns(*, unmasked: bool) -> tuple[Column[Transaction], ...]:

@@ -35,7 +35,7 @@ from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
-from mobilemoney_async.text import csv_cell, shown_id
+from mobilemoney_async.text import csv_cell, shown_id, shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -276,7 +276,7 @@ def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
         Column("type", lambda each: str(each.type)),
         Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
         Column("phone", lambda each: each.phone_number),
-        Column("status", lambda each: str(each.status), min_width=7),
+        Column("status", lambda each: shown_text(each.status), min_width=7),
         Column("made, UTC", lambda each: output.moment(each.created_at), min_width=10, is_time=True),
         Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
         Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
@@ -288,7 +288,7 @@ def print_audit(report: AuditReport, service: Service) -> None:
     """Print the totals and the differences of an audit."""
     totals: tuple[Column[AuditTotal], ...] = (
         Column("type", lambda each: each.type),
-        Column("status", lambda each: each.status, min_width=7),
+        Column("status", lambda each: shown_text(each.status), min_width=7),
         Column("settlement", lambda each: each.settlement_batch or "", min_width=5),
         Column("count", lambda each: f"{each.count:,}", is_number=True),
         Column("gross", lambda each: f"{each.gross:,f}", is_number=True),

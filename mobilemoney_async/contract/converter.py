@@ -23,8 +23,9 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 from mobilemoney_async import errors
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, OddNumber, in_utc
 from mobilemoney_async.contract.side_fields import ANSWERS, SideFields, note
+from mobilemoney_async.contract.states import OpenEnum
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.text import mask_phone_number, shown_id
+from mobilemoney_async.text import mask_phone_number, shown_id, shown_text
 from mobilemoney_async.values import Secret, can_encode, refuse
 
 T = TypeVar("T")
@@ -295,6 +296,8 @@ def _make_writer(*, mask: bool) -> DataConverter:
     writer.register_unstructure_hook_func(_is_mapping, write_mapping)
     # Plain texts, of the string enums too: a hook for a class serves its subclasses.
     writer.register_unstructure_hook(str, str)
+    if mask:
+        writer.register_unstructure_hook(OpenEnum, lambda value: value.value if value.is_known else shown_text(value))
     # Not `str`: 0.0000001 would be read no more, as 1E-7.
     writer.register_unstructure_hook(Decimal, lambda value: f"{value:f}")
     writer.register_unstructure_hook(date, date.isoformat)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Self
 
+from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import refuse
 
 
@@ -23,9 +24,11 @@ class OpenEnum(str, enum.Enum):
         return str.__new__(cls, value)._unregistered(value)
 
     def _unregistered(self, value: str) -> Self:
-        # The name is in its `repr`, as it is.
-        self._name_, self._value_ = repr(value)[1:-1], value
+        self._name_, self._value_ = repr(shown_text(value))[1:-1], value
         return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self.name}: {shown_text(self.value)!r}>"
 
     def __str__(self) -> str:
         return str(self.value)

@@ -29,7 +29,7 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import StatusUpdate
-from mobilemoney_async.text import shown_id
+from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import refuse
 from mobilemoney_async.waiting import Signal
 
@@ -235,7 +235,7 @@ class Metrics:
             self._report(PaymentGivenUp(transaction_id=update.transaction_id, error=error, pending=pending))
         elif seen is not None:
             self._counts["final"] += 1
-            kind, status = shown_id(str(seen.type)), str(seen.status)
+            kind, status = shown_text(str(seen.type)), str(seen.status)
             final = PaymentFinal(transaction_id=seen.id, type=kind, status=status, lag=update.lag, pending=pending)
             self._report(final)
 

@@ -222,6 +222,7 @@ MASKED = [
     Outcome(transaction_id="t-1", error=WaitTimeout("late", transaction_id="t-1", transaction=PAID)),
     Acknowledgement.from_dict(samples.acknowledgement(message="sent to +255 680 000 001")),
     TransactionPage.from_dict(samples.page(samples.settled(failure_reason="none for 0680000001"))),
+    Transaction.from_dict(samples.settled(status="SENT_TO_255680000001", type="for 0680000001")),
 ]
 
 

@@ -28,6 +28,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.text import shown_text
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
@@ -240,7 +241,7 @@ class Comparison:
             yield difference(DifferenceKind.CONTENT, f"payment {record.key!r}: {problem}", record, row)
         is_final_there = is_final(record.type, row.status)  # its own word for the type proves nothing
         status = "not final" if record.status is None else record.status
-        said = f"payment {record.key!r} is {status} here, and {row.status} at the service"
+        said = f"payment {record.key!r} is {status} here, and {shown_text(row.status)} at the service"
         if record.is_final and not is_final_there and record.changed_at >= self.began_at:
             return  # it became final while the list was read
         if not record.is_final and is_final_there:
@@ -259,12 +260,12 @@ class Comparison:
         if not may_be_number(row.phone_number, record.phone_number):
             yield "the phone number is another one at the service"
         if any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type):
-            yield f"it is a {record.type} here, and a {row.type} at the service"
+            yield f"it is a {record.type} here, and a {shown_text(row.type)} at the service"
         if row.merchant_id and self.facts.merchant_id and row.merchant_id != self.facts.merchant_id:
             yield "it belongs to another merchant at the service"
 
     def _unclaimed(self, row: Transaction) -> Iterable[Difference]:
-        said = f"no payment claims transaction {row.id} ({row.status})"
+        said = f"no payment claims transaction {row.id} ({shown_text(row.status)})"
         if self.facts.classify(row, None) is RowClass.LOST:
             said += ", of a time that the store has lost"
         near = self._near(row)

@@ -17,7 +17,7 @@ from mobilemoney_async.payments.records.record import PaymentRecord, Source
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.text import shown_id
+from mobilemoney_async.text import shown_id, shown_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -62,7 +62,7 @@ async def compare_final_states(
         compared.clear()
     compared.update((row.id, str(row.status)) for row in ended.values())
     for record, row in told:
-        before, status = shown_id(str(record.status)), shown_id(str(row.status))
+        before, status = shown_text(str(record.status)), shown_text(str(row.status))
         said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
         logger.error(said, record.key, store.account, before, shown_id(row.id), status)
         event = FinalStateChanged(

@@ -48,7 +48,7 @@ from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, lines_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.text import shown_id
+from mobilemoney_async.text import shown_id, shown_text
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -275,7 +275,7 @@ class UnclaimedObserver:
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
         for each in made:
-            kind, status = shown_id(str(each.type)), shown_id(str(each.status))
+            kind, status = shown_text(str(each.type)), shown_text(str(each.status))
             event = TransactionUnclaimed(
                 transaction_id=each.transaction_id, type=kind, status=status, fits_key=each.fits_key
             )

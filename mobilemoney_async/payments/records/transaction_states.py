@@ -19,6 +19,7 @@ from mobilemoney_async.payments.records.journal import PAYMENTS, Journal, repeat
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import reason_columns
+from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import valid_name
 
 _MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
@@ -53,7 +54,7 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
                 # No other of its kind begins: `duplicates.TURNED`.
                 journal.cancel_retry(row, repeats_paid(row.key), source=source, at=at)
         entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
-        return journal.contradict(entry, f"was finally {row.status}, and is {status}")
+        return journal.contradict(entry, f"was finally {row.status}, and is {shown_text(status)}")
     values: dict[str, Any] = {"status": status}
     if transaction.is_final:
         values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
