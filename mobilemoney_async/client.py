@@ -310,7 +310,7 @@ class AsyncClient:
             params: For the query string.
             json: The body: plain JSON values, without floats.
             effect: ``"read"``, ``"session"`` or ``"money"``, which decides whether the call may be sent again.
-                By default a GET reads and everything else moves money: it is never sent twice.
+                By default GET, HEAD and OPTIONS read, and everything else moves money: it is never sent twice.
 
         Returns:
             The JSON object of the answer; its fractional numbers are `Decimal`.
