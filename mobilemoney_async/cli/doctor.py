@@ -136,7 +136,7 @@ def judge_url(base_url: str, *, is_production: bool) -> Finding:
     try:
         AsyncClient(base_url, auth="-")
     except errors.InvalidRequest as exc:
-        return _problem("url", f"{base_url}: {exc}", "fix the base URL")
+        return _problem("url", str(exc), "fix the base URL")
     parts = urlsplit(base_url)
     if not parts.path.rstrip("/").endswith("/v1"):
         return _warning("url", f"{base_url} does not end with the version prefix /v1", "add it for the service itself")

@@ -108,11 +108,11 @@ def load_settings(
     target = _choose(profile, base_url, environ, profiles, environment)
     try:
         parts = urlsplit(target.base_url)
-        has_user, _ = "@" in parts.netloc, parts.port
+        has_more, _ = {"@", "?", "#"} & {*target.base_url}, parts.port
     except ValueError:
         raise invalid("base_url", _URL) from None
-    if has_user:
-        raise invalid("base_url", "must be a URL without user and password")  # here, since commands print the URL
+    if has_more:  # here, since commands print the URL
+        raise invalid("base_url", "must be a URL without user, password, query and fragment")
     values: dict[str, Any] = {}
     sources = {"base_url": target.place}
     # From the weakest to the strongest.

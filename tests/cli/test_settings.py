@@ -416,10 +416,19 @@ class TestRefused:
             with pytest.raises(InvalidRequest, match=r"^base_url must be an absolute URL, such as [^@]*$"):
                 load(folder, flags=flags)
 
-    def test_a_url_with_a_password(self, folder: Path) -> None:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://asha:s3cr3t@pay.example/v1",
+            "asha:s3cr3t@pay.example/v1",
+            "https://pay.example/v1?key=s3cr3t",
+            "https://pay.example/v1#s3cr3t",
+        ],
+    )
+    def test_a_url_with_a_password(self, folder: Path, url: str) -> None:
         """A URL is shown to people, so that it must not hold a secret; and this one is not shown either."""
-        with pytest.raises(InvalidRequest, match="without user and password") as refused:
-            load(folder, flags={"base_url": "https://asha:s3cr3t@pay.example/v1"})
+        with pytest.raises(InvalidRequest, match="without user, password, query and fragment") as refused:
+            load(folder, flags={"base_url": url})
         assert "s3cr3t" not in str(refused.value)
 
     def test_a_file_that_is_not_there(self, folder: Path) -> None:
