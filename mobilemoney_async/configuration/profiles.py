@@ -121,7 +121,7 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
         InvalidRequest: A key of the file is not accepted; the error names it.
         OSError: The file cannot be read.
     """
-    named = config or environ.get("MOBILEMONEY_CONFIG") or None
+    named = config or environ.get("MOBILEMONEY_CONFIG", "").strip() or None
     path = Path(os.path.expanduser(named)).absolute() if named is not None else _find(environ)
     if path is None:
         return Profiles()

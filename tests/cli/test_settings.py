@@ -188,6 +188,7 @@ class TestPrecedence:
         elsewhere = write(folder.parent / "named.toml", TWO)
         assert load(folder, flags={"profile": "shop", "config": str(elsewhere)}).config == elsewhere
         assert load(folder, PROFILE="shop", CONFIG=str(elsewhere)).config == elsewhere
+        assert load(folder, flags={"profile": "local"}, CONFIG=" ").config == project
 
     def test_a_store_is_the_same_wherever_the_command_is_run(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
