@@ -258,7 +258,7 @@ def _read_erasures(file: Path) -> list[Erasure]:
         if not isinstance(listed, list):
             raise TypeError
         return [Erasure.from_dict(each) for each in listed]
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, RecursionError) as exc:
         raise WrongUsage(f"{file} is no list of `mobilemoney accounts erasures --json`") from exc
 
 

@@ -171,7 +171,7 @@ def find_login(settings: Settings, *, email: str | None = None, now: datetime | 
         kept = json.loads(_login_file(settings).read_text("utf-8"))
         expires_at = datetime.fromisoformat(kept["expires_at"]).astimezone(UTC)
         login = KeptLogin(email=kept["email"], token=Secret(kept["token"]), expires_at=expires_at)
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+    except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
         # A file that cannot be read counts as none: the next login replaces it.
         return None
     if (kept["profile"], kept["base_url"]) != (settings.profile, settings.base_url):

@@ -144,7 +144,7 @@ def _read_line(line: str) -> str | None:
         return line
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     for name in ("transaction_id", "id"):
         if isinstance(found.get(name), str):

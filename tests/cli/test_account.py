@@ -174,7 +174,7 @@ class TestKept:
         assert len(files) == len(names)
         assert len({file.parent for file in files}) == 1
 
-    @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"email": 1, "token": null}', "\x00"])
+    @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"email": 1, "token": null}', "\x00", "[" * 9999])
     def test_a_file_that_makes_no_sense_is_as_good_as_none(self, content: str) -> None:
         """The next login writes it anew."""
         file = keep_login(self.place, self.login)

@@ -172,8 +172,9 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
     assert "shop-4" in run("erasures", "--store", url).stdout
     again = run("erase", "--repeat", str(file), "--store", url)
     assert (again.exit_code, again.stdout) == (0, "")  # nothing was restored
-    file.write_text("no list", "utf-8")
-    assert run("erase", "--repeat", str(file), "--store", url).exit_code == 2
+    for text in ("no list", "[" * 10_000):
+        file.write_text(text, "utf-8")
+        assert run("erase", "--repeat", str(file), "--store", url).exit_code == 2
     for wrong in ([], ["shop-1", "--repeat", str(file)], ["--phone", NUMBER]):
         assert run("erase", *wrong, "--store", url).exit_code == 2
     whole = run("erase", "shop-4", "--yes", "--store", url)

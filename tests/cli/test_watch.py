@@ -235,6 +235,7 @@ class TestCommand:
             ([".."], "", "ID must be"),
             (["-"], '{"amount": "1"}\n', "standard input must be"),
             (["-"], "{\n", "standard input must be"),
+            (["-"], '{"a":' * 10_000, "standard input must be"),
             (["txn_1", "--timeout", "-1"], "", "--timeout must be"),
         ],
     )
