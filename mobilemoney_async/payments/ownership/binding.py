@@ -38,9 +38,10 @@ from mobilemoney_async.payments.ownership.comparison import AccountFacts, must_c
 from mobilemoney_async.payments.ownership.lives import go_on
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.journal import CONFLICTS, Journal
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.payments.records.statements import CONFLICTS
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -36,7 +36,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.due import neighbours
 from mobilemoney_async.payments.records.entries import JournalEntry
-from mobilemoney_async.payments.records.journal import WAS_RELEASED, Journal
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
@@ -52,6 +52,9 @@ from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# An attempt of the payment was released, or certainly failed: few of many.
+_WAS_RELEASED = sa.text("(attempt > 1 OR state = 'RELEASED')")
 
 _DAY = timedelta(days=1)
 # Time to the next listing after one that could not be read as a whole.
@@ -313,7 +316,7 @@ def find_rival(
             payments.c.type == str(query.type),
             payments.c.amount == query.amount,
             payments.c.key != key,
-            WAS_RELEASED,
+            _WAS_RELEASED,
             history.c.what == PaymentEvent.LOSE.value,
             sa.or_(payments.c.transaction_id.is_(None), history.c.at < payments.c.sent_at),
         )

@@ -6,16 +6,13 @@ Critical section: each method runs inside one transaction. One that writes needs
 transaction is the only writer, on PostgreSQL ``FOR UPDATE`` locks the row until the commit. Another process may change
 any row that is not locked, also between two statements. The lock of a payment's row also numbers the entries of its
 history: only its holder adds one.
-
-The statements are built once: building one costs SQLAlchemy as much as SQLite takes to run it, several times for each
-create. Values that differ from call to call are bound parameters.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -26,19 +23,10 @@ from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import (
-    STOPS_KIND,
-    accounts,
-    batches,
-    changes,
-    history,
-    insert_missing,
-    lock_row,
-    payments,
-    unmatched,
-)
+from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, unmatched
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.payments.records import statements as sql
 from mobilemoney_async.payments.records.entries import (
     JournalEntry,
     acknowledged_columns,
@@ -62,75 +50,9 @@ from mobilemoney_async.text import mask_phone_number
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
-"""An attempt of the payment was released, or certainly failed: few of many."""
-
-_columns = payments.c
-PAYMENTS = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
-_BY_KEY = PAYMENTS.where(_columns.key == sa.bindparam("of_key"))
-_BY_KEY_LOCKED = _BY_KEY.with_for_update()
-_BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
-_ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
-_DUPLICATE = PAYMENTS.where(
-    _columns.type == sa.bindparam("of_type"),
-    _columns.phone_number == sa.bindparam("of_phone_number"),
-    _columns.amount == sa.bindparam("of_amount"),
-    _columns.key != sa.bindparam("of_key"),
-    STOPS_KIND,
-)
-CONFLICTS: Sequence[sa.Label[Any]] = (
-    _BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
-    _DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
-)
-"""Records of the same key and of the payment that stops its kind, not None if there is one, as columns of another
-statement; see `Journal.kind`."""
-_owner = payments.alias()
-_OWNER = (
-    sa.select(_owner.c.key)
-    .where(_owner.c.account == sa.bindparam("of_account"), _owner.c.transaction_id == sa.bindparam("of_transaction"))
-    .scalar_subquery()
-    .label("owner")
-)
-# The columns that decide about an event of a payment.
-_SAVED = (
-    sa.select(
-        *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
-        *(_columns[name] for name in ("ended_at", "transaction_id", "is_adopted", "batch", "previous_key", "next_key")),
-        _columns.stops_kind,
-        _OWNER,
-    )
-    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
-    .with_for_update()
-)
-_CHANGE = payments.update().where(
-    _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
-)
-_UPDATE = _CHANGE.returning(payments)
-_last = history.alias()
-_account, _key = sa.bindparam("of_account", type_=sa.Text), sa.bindparam("of_key", type_=sa.Text)
-_NEXT_NUMBER = (
-    sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1)
-    .where(_last.c.account == _account, _last.c.key == _key)
-    .scalar_subquery()
-)
-_texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
-_at = sa.bindparam("of_at", type_=history.c.at.type)
-_NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
-# Clocks of processes may differ a little: the changes of a payment are ordered by their times.
-_later = sa.select(sa.func.max(changes.c.at)).where(
-    changes.c.account == _account, changes.c.name == _key, changes.c.at > _at
-)
-_CHANGED = changes.insert().values(account=_account, name=_key, entry=_NEXT_NUMBER)
-_CHANGED = _CHANGED.values(state=sa.bindparam("of_state"), status=sa.bindparam("of_status"))
-_PUBLISH = _CHANGED.values(at=sa.func.coalesce(_later.scalar_subquery(), _at)).inline()
-_PUBLISH_AT = _CHANGED.values(at=_at).inline()
-# All of these by one statement, which SQLite does not know.
-_RECORD = _NOTE.add_cte(_PUBLISH.cte("published"))
-_CHANGE_AND_RECORD = _CHANGE.add_cte(_NOTE.cte("noted"), _PUBLISH.cte("published"))
 _PAID = str(TransactionStatus.SUCCESS)
 HAS_TURNED: tuple[str, str] = (PaymentCause.CHANGED.value, _PAID)
 """Cause and `about` of a payment that failed, and is shown as paid now."""
-_LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 
 
 def repeats_paid(key: str) -> str:
@@ -166,7 +88,7 @@ class Journal:
 
     def find_account(self) -> sa.Row[Any] | None:
         """Return the account's row; None before its first payment."""
-        return self.execute(_ACCOUNT, {"of_account": self.account}).one_or_none()
+        return self.execute(sql.ACCOUNT, {"of_account": self.account}).one_or_none()
 
     def lock_account(self) -> sa.Row[Any]:
         """Return the account's row, made if need be, and locked until the commit."""
@@ -191,12 +113,12 @@ class Journal:
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
-        statement = _BY_KEY_LOCKED if lock else _BY_KEY
+        statement = sql.BY_KEY_LOCKED if lock else sql.BY_KEY
         return self.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def row_if_free(self, key: str) -> sa.Row[Any] | None:
         """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
-        return self.execute(_BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
+        return self.execute(sql.BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def find(self, key: str, *, lock: bool = False) -> PaymentRecord | None:
         """Return the record of a key, without its history."""
@@ -233,7 +155,7 @@ class Journal:
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the payment under another key that stops the kind of a payment, if there is one."""
-        row = self.execute(_DUPLICATE, self.kind(request)).one_or_none()
+        row = self.execute(sql.DUPLICATE, self.kind(request)).one_or_none()
         return None if row is None else to_record(row)
 
     def kind(self, request: PaymentRequest) -> Mapping[str, str]:
@@ -262,7 +184,7 @@ class Journal:
         """
         acknowledged = entry.acknowledgement
         names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
-        row = run(self.connection, _SAVED, {"of_account": self.account, **names}).one_or_none()
+        row = run(self.connection, sql.SAVED, {"of_account": self.account, **names}).one_or_none()
         if row is None:
             said = f"the store has forgotten payment {entry.key!r} ({detail_of(entry)}), as after a restored backup"
             return StoreError(said, outcome="unknown")
@@ -390,7 +312,7 @@ class Journal:
                 self.change(entry.key, values)
         except sa.exc.IntegrityError:
             names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
-            owner = self.execute(sa.select(_OWNER), names).scalar_one()
+            owner = self.execute(sa.select(sql.OWNER), names).scalar_one()
             if owner in {None, entry.key}:
                 raise  # refused for another reason, a trigger say
             return self.contradict(entry, f"belongs to another payment ({owner})")
@@ -413,15 +335,15 @@ class Journal:
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
-        return self.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
+        return self.execute(sql.UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
     def change(self, key: str, values: Mapping[str, Any]) -> None:
         """Change columns of a row."""
-        run(self.connection, _CHANGE, {"of_account": self.account, "of_key": key, **values})
+        run(self.connection, sql.CHANGE, {"of_account": self.account, "of_key": key, **values})
 
     def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
         """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
-        run(self.connection, _NOTE, self._entry(key, what, at=at, source=source, detail=detail))
+        run(self.connection, sql.NOTE, self._entry(key, what, at=at, source=source, detail=detail))
 
     def record(
         self,
@@ -439,12 +361,12 @@ class Journal:
         entry = self._entry(key, event.value, at=at, source=source, detail=detail)
         entry |= {"of_state": str(state), "of_status": status}
         if self.dialect == "postgresql":
-            run(self.connection, _CHANGE_AND_RECORD if values else _RECORD, {**entry, **(values or {})})
+            run(self.connection, sql.CHANGE_AND_RECORD if values else sql.RECORD, {**entry, **(values or {})})
         else:
             if values:
                 self.change(key, values)
-            run(self.connection, _PUBLISH, entry)  # first: both take the next number of the history
-            run(self.connection, _NOTE, entry)
+            run(self.connection, sql.PUBLISH, entry)  # first: both take the next number of the history
+            run(self.connection, sql.NOTE, entry)
         self.has_changes = True
 
     def _entry(self, key: str, what: str, *, at: datetime, source: Source, detail: str | None) -> dict[str, Any]:
@@ -464,14 +386,14 @@ class Journal:
         """Note and publish an event of many payments; the caller has changed their rows."""
         # Asked once, not for each payment as in `record`: PostgreSQL reads all changes of the account each time, if it
         # takes the table to be empty, as after the rollback of thousands.
-        later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
+        later = sql.LATER.where(changes.c.account == self.account, changes.c.at > at)
         times = {row.name: row.last for row in self.execute(later)}
         common = self._entry("", event.value, at=at, source=source, detail=detail)
         common |= {"of_state": str(state), "of_status": None}
         entries = [{**common, "of_key": key} for key in keys]
         changes_then = [{**each, "of_at": times.get(each["of_key"], at)} for each in entries]
-        self.execute(_PUBLISH_AT, changes_then)
-        self.execute(_NOTE, entries)
+        self.execute(sql.PUBLISH_AT, changes_then)
+        self.execute(sql.NOTE, entries)
         self.has_changes = True
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:

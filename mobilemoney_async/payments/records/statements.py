@@ -1,0 +1,76 @@
+"""Statements of the journal about one payment, built once.
+
+Building one costs SQLAlchemy as much as SQLite takes to run it, several times for each create. Values that differ from
+call to call are bound parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from mobilemoney_async.database.schema import STOPS_KIND, accounts, changes, history, payments
+
+_columns = payments.c
+PAYMENTS = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
+BY_KEY = PAYMENTS.where(_columns.key == sa.bindparam("of_key"))
+BY_KEY_LOCKED = BY_KEY.with_for_update()
+BY_KEY_IF_FREE = BY_KEY.with_for_update(skip_locked=True)
+ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
+DUPLICATE = PAYMENTS.where(
+    _columns.type == sa.bindparam("of_type"),
+    _columns.phone_number == sa.bindparam("of_phone_number"),
+    _columns.amount == sa.bindparam("of_amount"),
+    _columns.key != sa.bindparam("of_key"),
+    STOPS_KIND,
+)
+CONFLICTS: Sequence[sa.Label[Any]] = (
+    BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
+    DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
+)
+"""Records of the same key and of the payment that stops its kind, not None if there is one, as columns of another
+statement; see `Journal.kind`."""
+_owner = payments.alias()
+OWNER = (
+    sa.select(_owner.c.key)
+    .where(_owner.c.account == sa.bindparam("of_account"), _owner.c.transaction_id == sa.bindparam("of_transaction"))
+    .scalar_subquery()
+    .label("owner")
+)
+# The columns that decide about an event of a payment.
+SAVED = (
+    sa.select(
+        *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "is_adopted", "batch", "previous_key", "next_key")),
+        _columns.stops_kind,
+        OWNER,
+    )
+    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
+    .with_for_update()
+)
+CHANGE = payments.update().where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
+UPDATE = CHANGE.returning(payments)
+_last = history.alias()
+_account, _key = sa.bindparam("of_account", type_=sa.Text), sa.bindparam("of_key", type_=sa.Text)
+_NEXT_NUMBER = (
+    sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1)
+    .where(_last.c.account == _account, _last.c.key == _key)
+    .scalar_subquery()
+)
+_texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
+_at = sa.bindparam("of_at", type_=history.c.at.type)
+NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
+# Clocks of processes may differ a little: the changes of a payment are ordered by their times.
+_later = sa.select(sa.func.max(changes.c.at)).where(
+    changes.c.account == _account, changes.c.name == _key, changes.c.at > _at
+)
+_CHANGED = changes.insert().values(account=_account, name=_key, entry=_NEXT_NUMBER)
+_CHANGED = _CHANGED.values(state=sa.bindparam("of_state"), status=sa.bindparam("of_status"))
+PUBLISH = _CHANGED.values(at=sa.func.coalesce(_later.scalar_subquery(), _at)).inline()
+PUBLISH_AT = _CHANGED.values(at=_at).inline()
+# All of these by one statement, which SQLite does not know.
+RECORD = NOTE.add_cte(PUBLISH.cte("published"))
+CHANGE_AND_RECORD = CHANGE.add_cte(NOTE.cte("noted"), PUBLISH.cte("published"))
+LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
