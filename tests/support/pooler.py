@@ -23,16 +23,20 @@ def pooler(url: str, *, sessions: int = 3) -> Iterator[str]:
     assert place.database is not None
     idle = queue.Queue[tuple[socket.socket, bytes]]()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        for _ in range(sessions):
-            idle.put(_open_session(f"{place.query['host']}/.s.PGSQL.5432", place.username or "", place.database))
+        folder, user = place.query["host"], place.username or ""
+        opened = [_open_session(f"{folder}/.s.PGSQL.5432", user, place.database) for _ in range(sessions)]
+        for each in opened:
+            idle.put(each)
         threading.Thread(target=_accept, args=(server, idle), daemon=True).start()
         try:
             through = place.difference_update_query(["host"])
             yield through.set(host="127.0.0.1", port=server.getsockname()[1]).render_as_string(hide_password=False)
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            while not idle.empty():
-                idle.get()[0].close()
+            for session, _ in opened:  # a thread may still have it, and would put it back
+                with suppress(OSError):
+                    session.shutdown(socket.SHUT_RDWR)
+                session.close()
 
 
 def _open_session(path: str, user: str, database: str) -> tuple[socket.socket, bytes]:
