@@ -95,7 +95,9 @@ _FINAL_STATES = {TransactionStatus.SUCCESS: OrderState.SUCCEEDED, TransactionSta
 def read_record(record: PaymentRecord) -> OrderStatus:
     """Return the order status of a record."""
     state, reason, transaction = _STATES.get(record.state, OrderState.FINDING_OUT), None, record.transaction
-    if record.is_final and transaction is not None:
+    if record.is_contradicted:
+        state = OrderState.FINDING_OUT  # paid or not: an operator has to decide
+    elif record.is_final and transaction is not None:
         state = _FINAL_STATES.get(transaction.status, OrderState.FAILED)
         if state is OrderState.FAILED:
             reason = transaction.failure_reason or str(transaction.status)

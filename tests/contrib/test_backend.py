@@ -296,6 +296,10 @@ async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path
         assert shown == [OrderState.SENDING, OrderState.FINDING_OUT]
         backend.dispatcher.resume()
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+        paid = await payments.get("order-1")
+        assert paid is not None
+        turned = attrs.evolve(paid, cause=PaymentCause.CHANGED)
+        assert read_record(turned).state is OrderState.FINDING_OUT  # the service contradicts itself: paid, or not
         cancelled = await end(backend, "order-2")
         assert (cancelled.state, cancelled.reason) == (OrderState.FAILED, "CANCELLED")
         assert await backend.collect("order-2", phone_number=PAYS, amount=1500) == cancelled
