@@ -289,7 +289,9 @@ class Backend(anyio.AsyncContextManagerMixin):
         status, error = await self.status(order), create.error
         is_not_made = status is None or status.state is OrderState.NOT_MADE  # or else another process has sent it
         if error is not None and (is_not_made or isinstance(error, OutcomeUnknown | IdempotencyConflict)):
-            raise copy.copy(error) if isinstance(error, MobileMoneyError) else error  # its traceback is each waiter's
+            if not isinstance(error, MobileMoneyError):
+                raise error
+            raise copy.copy(error) from error.__cause__  # its traceback is each waiter's
         return status or OrderStatus(order=order, state=OrderState.SENDING)
 
     def _admit(self, order: str, names: _Names | None, *, is_new: bool) -> _Create:

@@ -25,6 +25,7 @@ from mobilemoney_async import (
     RetryPolicy,
     SQLStore,
     StoreError,
+    TransportError,
 )
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
@@ -654,7 +655,7 @@ async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_caller_s_own_failure_is_the_caller_s(sandbox: Sandbox, tmp_path: Path) -> None:
-    """An exception of a token source reaches whoever pays, and does not end the backend."""
+    """Whoever pays hears that a token source failed, and of what; it does not end the backend."""
 
     class Broken:
         async def token(self, *args: Any, **options: Any) -> Any:
@@ -668,8 +669,10 @@ async def test_a_caller_s_own_failure_is_the_caller_s(sandbox: Sandbox, tmp_path
     )
     async with client, Backend(client) as backend:
         for number in range(2):
-            with pytest.raises(RuntimeError, match="no token today"):
-                await backend.collect(f"order-{number}", phone_number=PAYS, amount=1500 + number)
+            with pytest.raises(TransportError, match="auth failed: RuntimeError") as caught:
+                await backend.collect(f"order-{number}", phone_number=PAYS, amount=1500 + number, patience=100)
+            assert isinstance(caught.value.__cause__, RuntimeError)
+            assert caught.value.outcome == "not_sent"
 
 
 async def test_an_exception_of_the_block_leaves_it_as_it_is(sandbox: Sandbox, tmp_path: Path) -> None:
