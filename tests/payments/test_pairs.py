@@ -9,6 +9,7 @@ import logging
 import sqlite3
 from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,32 @@ async def test_a_hold_reaches_a_payment_that_a_dispatcher_has_in_hand(store: SQL
         assert (now.not_before, dispatcher.stats.paused) == (held.not_before, None)
         await anyio.sleep(600)
         assert (await states(client))[0] in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+
+
+async def test_an_order_that_one_process_gave_up_is_not_sent_by_another(store: SQLStore) -> None:
+    """A click waits for the rate limit; the same one at another process failed, and was told that nothing was paid."""
+    sandbox, order = Sandbox(), {"phone_number": PAYS, "amount": 5000, "idempotency_key": "order"}
+
+    async def click() -> None:
+        with pytest.raises(StoreError, match="taken out of the queue meanwhile; nothing was sent") as caught:
+            await client.collections.create(**order)
+        assert caught.value.outcome == "not_sent"
+
+    async with (
+        sandbox.client(store=store) as client,
+        sandbox.client(store=store) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(60):
+            tasks.start_soon(
+                partial(client.collections.create, f"+2556812{number:05d}", 1000, idempotency_key=f"{number}")
+            )
+        await anyio.sleep(5)
+        await client.payments.enqueue(type="collection", not_before=timedelta(minutes=2), **order)
+        tasks.start_soon(click)
+        await anyio.sleep(5)
+        await other.payments.cancel("order", note="its create has failed", reusable=True)
+    assert not any(each.phone_number == PAYS for each in sandbox.transactions.values())
 
 
 @pytest.mark.parametrize("deadline", [None, 5.0])
