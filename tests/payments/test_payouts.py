@@ -240,6 +240,18 @@ async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(
     assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
 
 
+async def test_cancelling_one_of_two_approved_batches_of_a_file_stops_no_line(client: AsyncClient) -> None:
+    """Whichever it is: each line is paid once, by the other one."""
+    first, second = [await client.payouts.propose(FILE, name="salaries", by="Asha") for _ in range(2)]
+    for each in (first, second):
+        await client.payouts.approve(each.id, by="Juma", digest=each.digest)
+    await client.payouts.cancel(first.id, by="Asha")
+    assert dict((await client.payouts.get(second.id)).states) == {"QUEUED": 2}
+    assert {line.reason for line in await client.payouts.report(first.id)} == {f"of batch {second.id}"}
+    await client.payouts.cancel(second.id, by="Asha")
+    assert dict((await client.payouts.get(second.id)).states) == {"CANCELLED": 2}
+
+
 async def test_a_batch_that_was_cancelled_by_mistake_says_that_the_same_file_pays_nothing(client: AsyncClient) -> None:
     """Its keys are used up: whoever approves the file again is told before, and other content is paid."""
     first = await client.payouts.propose(FILE, name="salaries", by="Asha")

@@ -35,6 +35,7 @@ from mobilemoney_async.payments.payouts.queries import (
     find_lines,
     find_payments,
     find_row,
+    hand_over,
     insert_batch,
     nothing_changed,
     require_second_person,
@@ -191,7 +192,7 @@ class Payouts:
         return await self._store.write(lambda journal: make_retry(journal, name, shown, by=person, at=now))
 
     async def cancel(self, id: str, *, by: str) -> PayoutBatch:
-        """Stop the lines of a batch that are not sent yet. Payments of other batches under the same keys go on.
+        """Stop the lines of a batch that are not sent yet, but those that another approved batch has under their keys.
 
         Cancelling it again changes nothing.
 
@@ -209,6 +210,7 @@ class Payouts:
             batch = find_row(journal, name, lock=True)  # two people may decide at once
             if batch.state == APPROVED and not count_states(journal, batch.id).keys() & _STOPPABLE:
                 raise nothing_changed(f"all payments of batch {id!r} were sent")
+            hand_over(journal, batch.id)
             cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
             if batch.state != CANCELLED:
                 change_row(journal, batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now)

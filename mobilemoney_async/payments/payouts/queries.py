@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -90,6 +90,23 @@ def change_row(journal: Journal, id: str, **values: Any) -> None:
     """Change columns of a batch."""
     here = (batches.c.account == journal.account, batches.c.id == id)
     journal.execute(batches.update().where(*here).values(values))
+
+
+def hand_over(journal: Journal, id: str) -> None:
+    """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
+    own, other = batch_lines.alias(), batch_lines.alias()
+    is_same = sa.and_(own.c.account == other.c.account, own.c.key == other.c.key, own.c.batch != other.c.batch)
+    is_its = sa.and_(batches.c.account == other.c.account, batches.c.id == other.c.batch)
+    here = (own.c.account == journal.account, own.c.batch == id, batches.c.state == APPROVED)
+    shared = sa.select(other.c.batch, other.c.key).join(own, is_same).join(batches, is_its).where(*here)
+    keys = defaultdict[str, list[str]](list)
+    for row in journal.execute(shared.order_by(other.c.batch)):
+        keys[row.batch].append(row.key)
+    may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
+    for batch, names in keys.items():
+        for some in chunks(names):
+            which = (payments.c.account == journal.account, payments.c.batch == id, payments.c.key.in_(some))
+            journal.execute(payments.update().where(*which, may_be_sent).values(batch=batch))
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
