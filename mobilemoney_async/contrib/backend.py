@@ -25,7 +25,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
-from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.errors import APIError, IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.waiting import task_group
@@ -323,7 +323,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             create.error, outcome = exc, "failed"
             if isinstance(exc, MobileMoneyError):
                 exc.idempotency_key, outcome = order, exc.outcome
-            if create.names is not None and outcome == "not_sent":  # no phone rang
+            is_refused = isinstance(exc, APIError) and exc.outcome == "refused" and exc.is_certain
+            if create.names is not None and (outcome == "not_sent" or is_refused):  # no phone rang
                 self._limits.give_back(create.names, create.began_at)
             _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
             if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant

@@ -21,6 +21,7 @@ from mobilemoney_async import (
     MobileMoneyError,
     OutcomeUnknown,
     PaymentCause,
+    PermissionDenied,
     RateLimiter,
     RetryPolicy,
     SQLStore,
@@ -32,7 +33,7 @@ from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrd
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.messages import Reply
+from mobilemoney_async.sandbox.messages import Reply, auth_error
 
 SPEED = 100.0
 PAYS, DECLINES, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "129", "203"))
@@ -558,10 +559,14 @@ async def test_many_at_once_take_no_place_twice(sandbox: Sandbox, tmp_path: Path
 
 @pytest.mark.slow
 async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A customer whose payments never left, since the network was away, may try again."""
+    """A customer whose payments never left, since the network was away, or were refused, may try again."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
     async with opened(sandbox, tmp_path, per_number=(1, 600.0)) as backend:
         with pytest.raises(ConnectionFailed):
+            await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
+        refusal = auth_error(403, "insufficient_permissions", "The token does not allow this")
+        sandbox.script(faults.Fault(name="forbidden", instead=lambda _: refusal), on="POST c2b")
+        with pytest.raises(PermissionDenied):
             await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
         assert (await backend.collect("order-1", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
 
