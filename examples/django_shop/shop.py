@@ -53,7 +53,7 @@ def order(request: HttpRequest, number: str) -> JsonResponse:
     # Order and payment: both or none.
     with transaction.atomic():
         Order.objects.get_or_create(id=number)
-        store().enqueue(
+        payment = store().enqueue(
             connection,
             type="collection",
             phone_number=tanzanian(json.loads(request.body)["phone_number"]),
@@ -61,6 +61,8 @@ def order(request: HttpRequest, number: str) -> JsonResponse:
             idempotency_key=number,
             not_after=timedelta(minutes=10),
         )
+        if payment.state == "QUEUED":  # also once more, after it was unpaid
+            Order.objects.filter(id=number, state="unpaid").update(state="open")
     return JsonResponse("open", safe=False, status=202)
 
 
@@ -91,7 +93,7 @@ async def settle(change: PaymentChange) -> None:
     # Safe to repeat: a change may come twice.
     orders = Order.objects.filter(id=change.key)
     if change.status == "SUCCESS":
-        await orders.filter(state="open").aupdate(state="ship")
+        await orders.filter(state__in=["open", "unpaid"]).aupdate(state="ship")
         await orders.filter(state="given up").aupdate(state="refund")
     else:
         await orders.filter(state="open").aupdate(state="unpaid")

@@ -41,6 +41,7 @@ def create_app(
         # Safe to repeat: a change may come twice.
         if change.status == "SUCCESS":
             move(change.key, "open", "ship")
+            move(change.key, "unpaid", "ship")  # paid after all
             move(change.key, "given up", "refund")
         else:
             move(change.key, "open", "unpaid")
@@ -59,7 +60,7 @@ def create_app(
         # Order and payment: both or none.
         with closing(sqlite3.connect(file)) as database, database:
             database.execute("INSERT OR IGNORE INTO orders VALUES (?, 'open')", (order,))
-            store.enqueue(
+            payment = store.enqueue(
                 database,
                 type="collection",
                 phone_number=tanzanian(cart.phone_number),
@@ -67,6 +68,8 @@ def create_app(
                 idempotency_key=order,
                 not_after=timedelta(minutes=10),
             )
+            if payment.state == "QUEUED":  # also once more, after it was unpaid
+                database.execute("UPDATE orders SET state = 'open' WHERE id = ? AND state = 'unpaid'", (order,))
 
     @app.post("/orders/{order}/give-up")
     async def give_up(order: str) -> None:  # the goods are on sale again

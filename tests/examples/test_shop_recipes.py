@@ -37,6 +37,59 @@ def test_a_customer_sees_the_status(database):
             time.sleep(0.05)
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
 """
+# The copied fixtures open the shop of either framework.
+UNPAID_TEST = """
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from mobilemoney_async import SQLStore
+from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox.states import Status
+
+pytestmark = pytest.mark.anyio
+
+
+async def click(browser, phone_number):
+    assert (await browser.post("/orders/order-1", json={"phone_number": phone_number})).status_code == 202
+
+
+async def becomes(browser, wanted):
+    with anyio.fail_after(60):
+        while (await browser.get("/orders/order-1")).json() != wanted:
+            await anyio.sleep(1)
+
+
+async def test_the_next_click_pays_what_came_too_late(open_shop, mobilemoney_sandbox, monkeypatch):
+    outage = mobilemoney_sandbox.script(faults.refused(), on="c2b", probability=1)
+    async with open_shop() as browser:
+        with monkeypatch.context() as patch:
+            patch.setattr("shop.timedelta", lambda minutes: timedelta(seconds=1))
+            await click(browser, "+255780000789")
+            await becomes(browser, "unpaid")
+        outage.cancel()
+        await click(browser, "+255780000789")
+        assert (await browser.get("/orders/order-1")).json() == "open"
+        await becomes(browser, "ship")
+    assert mobilemoney_sandbox.ledger.collected == 15_000
+
+
+async def test_what_turns_out_to_be_paid_is_shipped(open_shop, mobilemoney_sandbox, tmp_path):
+    async with open_shop() as browser:
+        await click(browser, "+255780000039")
+        await becomes(browser, "unpaid")
+        await click(browser, "+255780000039")  # not taken again
+        assert (await browser.get("/orders/order-1")).json() == "unpaid"
+        ((transaction_id, payment),) = mobilemoney_sandbox.transactions.items()
+        for name, value in (("status", Status.SUCCESS), ("failure_reason", None)):  # the service corrects itself
+            object.__setattr__(payment, name, value)
+        store = SQLStore(f"sqlite:///{tmp_path / 'shop.db'}")
+        async with mobilemoney_sandbox.client(store=store) as staff:
+            assert [row.id async for row in staff.transactions.list()] == [transaction_id]  # the change is seen
+            await staff.payments.recover({"order-1": transaction_id}, note="Asha: the dashboard has it as paid")
+        await becomes(browser, "ship")
+"""
 
 pytestmark = pytest.mark.once
 
@@ -64,6 +117,17 @@ def test_a_view_of_django_answers_with_the_status(tmp_path: Path) -> None:
     """The Starlette application around Django gives each request the backend."""
     copy_files(tmp_path, "Django")
     (tmp_path / "test_status.py").write_text(STATUS_TEST, encoding="utf-8")
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
+    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["FastAPI", "Django"])
+def test_an_unpaid_order_that_is_paid_after_all_is_shipped(tmp_path: Path, framework: str) -> None:
+    """No paid order stays unpaid: by the next click after an outage, or since the service has corrected itself."""
+    copy_files(tmp_path, framework)
+    (tmp_path / "test_unpaid.py").write_text(UNPAID_TEST, encoding="utf-8")
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
     ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
