@@ -407,6 +407,9 @@ def test_any_name_is_found_in_json(name: str, rest: object) -> None:
     [
         {"secret": "short"},
         {"secret": 12345678901234567},
+        {"secret": "abcdefgh/ijklmnop+qrstuv=="},
+        {"secret": Secret("sehr-geheim-über-alles")},
+        {"secret": "a-path-nobody-can-guess\n"},
         {"keep": -1},
         {"keep": True},
         {"verify": "yes"},
@@ -418,6 +421,7 @@ def test_arguments_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         CallbackReceiver(Listener(), **options)
     assert raised.value.argument == next(iter(options))
+    assert "abcdefgh" not in str(raised.value)
 
 
 def test_a_secret_may_be_a_secret() -> None:

@@ -13,6 +13,7 @@ import enum
 import hashlib
 import inspect
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -36,7 +37,8 @@ _EARLY_NAMES = 2_000
 _EARLY_FOR = 60.0
 _KEPT_TEXT = 2_000
 _KEPT_HEADERS = 32
-_SECRET_LENGTH = 16
+# Characters that a path has as they are: with a slash, or one that is quoted, a route may not find it.
+_SECRET = re.compile(r"[A-Za-z0-9._~-]{16,}")
 # `find` may ask a database: so many times at once, and once more a second.
 _FINDS = 5.0
 
@@ -138,7 +140,7 @@ class CallbackReceiver:
         verify: Returns True if the service sent this raw body with these headers (lower-case names); sync or async. An
             exception of it counts as no.
         secret: Has to come with every callback as its `token`: part of the address that only you and the service know.
-            At least 16 characters.
+            At least 16 letters, digits, `-`, `.`, `_` or `~` of ASCII, such as `secrets.token_urlsafe(24)`.
         find: Returns the transaction ids of your open payments among some names; for callbacks of payments that
             another process follows. Asked for bodies that name nothing known here, 5 times at once and once a second
             at most. The ids are tracked, so it must leave out final payments.
@@ -161,8 +163,8 @@ class CallbackReceiver:
         for argument, function in (("verify", verify), ("find", find)):
             if function is not None and not callable(function):
                 raise refuse(argument, "a function or None", function)
-        if secret is not None and (not isinstance(secret, Secret) or len(secret.reveal()) < _SECRET_LENGTH):
-            raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
+        if secret is not None and not (isinstance(secret, Secret) and _SECRET.fullmatch(secret.reveal())):
+            raise refuse("secret", "a str or Secret of at least 16 ASCII letters, digits, '-', '.', '_' or '~'")
         self._poller, self._verify, self._find, self._secret = poller, verify, find, secret
         self._keep = require_integer("keep", keep, 0)
         self._kept: OrderedDict[bytes, KeptCallback] = OrderedDict()

@@ -235,6 +235,7 @@ async def test_a_wrong_argument_is_refused_without_a_secret_in_a_frame() -> None
         lambda: SQLStore("sqlite:///x.db", account="", key=KEY),
         lambda: SQLStore("sqlite:///x.db", key=KEY),
         lambda: CallbackReceiver(NOBODY, secret=KEY),
+        lambda: CallbackReceiver(NOBODY, secret=f"{KEY}/{KEY}"),
         lambda: CallbackReceiver(NOBODY, secret=KEY, verify="x"),  # type: ignore[arg-type]
         lambda: CallbackReceiver(NOBODY, secret=KEY + KEY, keep=-1),
     ],
