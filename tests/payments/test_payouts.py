@@ -525,7 +525,7 @@ WRONG: list[tuple[Any, str]] = [
     ("+255681234501,50000\n", "header"),
     (f"{HEAD},amount\n+255681234501,1,1\n", "twice"),
     (f"{HEAD}\n+255681234501,1\n\n0788,5\n+255681234501,1.5\n", "line 4: phone_number.*line 5: amount"),
-    (f'{HEAD},x\n+255681234501,1,"a\nb"\n0788,5,\n', "line 4: phone_number"),
+    (f'{HEAD},x\n+255681234501,1,"a\nb"\n0788,5,\n', "lines 2-3 have a quoted cell of several lines"),
     (f"{HEAD}\n+255681234501\n", "line 2"),
     (f"{HEAD}\n+255681234501,1,2\n", "line 2"),
     (f"{HEAD},\n+255681234501,1,2\n", "line 2"),
@@ -564,6 +564,23 @@ WRONG: list[tuple[Any, str]] = [
 def test_wrong_rows_are_refused_with_their_lines(rows: Any, said: str) -> None:
     """All at once, and without their numbers."""
     with pytest.raises(InvalidRequest, match=f"(?s){said}") as raised:
+        read_rows(rows)
+    assert "681234501" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (f'{HEAD},x\n+255681234501,1,"a\n+255681234502,1,b"\n+255681234503,1,c\n', "lines 2-3 have a quoted cell"),
+        (f'{HEAD},x\r\n\r\n+255681234501,1,"a\r\n"\r\n', "lines 3-4 have"),
+        (f'{HEAD},"x\n+255681234501,1,a"\n+255681234502,1,b\n', "lines 1-2 have"),
+        (f"{HEAD},Type\n+255681234501,1,collection\n", "line 2: Type must be disbursement"),
+        ([{"phone_number": PHONE_NUMBER, "amount": 1, "Currency ": "USD"}], "line 1: Currency must be TZS"),
+    ],
+)
+def test_a_list_that_means_something_else_is_refused(rows: Any, said: str) -> None:
+    """A quote too many would leave people out; collections and dollars are no payouts, whatever the case."""
+    with pytest.raises(InvalidRequest, match=said) as raised:
         read_rows(rows)
     assert "681234501" not in str(raised.value)
 

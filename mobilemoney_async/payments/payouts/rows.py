@@ -259,8 +259,10 @@ def _csv_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     line = 1
     try:
         for cells in map(_hide_cells, reader):
+            if reader.line_num > line:  # a quote too many would take whole rows into its cell
+                raise _wrong(f"lines {line}-{reader.line_num} have a quoted cell of several lines: write it on one")
             yield line, cells
-            line = reader.line_num + 1
+            line += 1
     except csv.Error as exc:
         raise _wrong(f"line {line}: {exc}") from None
 
@@ -387,9 +389,10 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     taken = [name for name in _OF_REPORT if name in info]
     if taken:
         raise InvalidRequest(f"column {taken[0]!r} is one of the report's own: rename yours", argument="rows")
-    for name, only in _FIXED.items():
-        if info.get(name, "").strip().casefold() not in {"", only.casefold()}:
-            raise InvalidRequest(f"{name} must be {only}, or left out", argument="rows")
+    for name, value in info.items():
+        only = _FIXED.get(name.strip().casefold())
+        if only and value.strip().casefold() not in {"", only.casefold()}:
+            raise InvalidRequest(f"{name.strip()} must be {only}, or left out", argument="rows")
     if not can_encode("".join([*info, *info.values()])):
         raise InvalidRequest("has lone surrogates: UTF-8 has none", argument="rows")
     return info
