@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from mobilemoney_async.redaction import without_secrets
 
@@ -74,6 +75,19 @@ def shown_id(text: str, limit: int = 64) -> str:
 def id_repr(text: str | None) -> str:
     """Return the repr of an attribute that holds an id of the service."""
     return repr(None if text is None else shown_id(text))
+
+
+def name_lines(lines: Sequence[int]) -> str:
+    """Return words for ascending numbers of lines, as ``lines 2-4, 7``: an error has room for 500 characters."""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1][1:] = [line]
+        else:
+            runs.append([line])
+    named = ", ".join("-".join(map(str, run)) for run in runs[:10])
+    more = f" and more, {len(lines):,} in all" if runs[10:] else ""
+    return f"line{'s' * (len(lines) > 1)} {named}{more}"
 
 
 def _mask_match(match: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payouts.batch import FAILED, WORDS, PayoutBatch, PayoutLine, word_of
-from mobilemoney_async.payments.payouts.rows import name_lines
+from mobilemoney_async.text import name_lines
 
 # Lines that are named one by one, of those that someone should look at: `payouts show` has all.
 _MOST_NOTES = 20

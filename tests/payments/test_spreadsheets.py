@@ -63,6 +63,21 @@ def xlsx(*sheets: Mapping[int, tuple[object, ...]]) -> bytes:
     return file.getvalue()
 
 
+HEAD = "<row r='1'>" + cell("A1", "phone_number") + cell("B1", "amount") + cell("C1", "key") + "</row>"
+PAID = cell("A2", NUMBER) + cell("B2", 500)
+
+
+def raw(sheet_data: str, *, before: str = "", folder: str = "worksheets/") -> bytes:
+    """Return a file with this content of its sheet, below the header."""
+    file, made = io.BytesIO(), zipfile.ZipFile(io.BytesIO(xlsx({})))
+    with made, zipfile.ZipFile(file, "w") as parts:
+        for name in made.namelist():
+            content = made.read(name).decode().replace("worksheets/", folder)
+            content = content.replace("<sheetData>", f"{before}<sheetData>{HEAD}{sheet_data}")
+            parts.writestr(name.replace("worksheets/", folder), content)
+    return file.getvalue()
+
+
 def refused(rows: Any, **options: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
         read_rows(rows, **options)
@@ -126,7 +141,7 @@ def test_a_phone_number_may_be_a_number() -> None:
         (xlsx({1: HEADER}, {1: HEADER}), "several sheets"),
         (xlsx({}), "line 1 must be the header"),
         (xlsx({1: HEADER, 2: (NUMBER, 1000, "#N/A")}), "shows an error"),
-        (xlsx({1: HEADER, 2: (NUMBER, 1000, "=A1")}), "a formula without its value: open the file in a spreadsheet"),
+        (xlsx({1: HEADER, 2: (NUMBER, 1000, "=A1")}), "cell C2 has a formula without its value: open the"),
         (xlsx({1: HEADER, 2: (NUMBER, 1000, "Asha", "more")}), "another number of values"),
         (xlsx({1: HEADER, 3: ("0681", 1000)}), "line 3: "),
     ],
@@ -135,6 +150,47 @@ def test_a_phone_number_may_be_a_number() -> None:
 def test_a_file_that_is_not_clear_is_refused_whole(content: bytes, said: str) -> None:
     """Nothing is guessed, and nothing recorded; the row is that of the sheet."""
     assert said in refused(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ('<c r="C2" t="str"><f>A1</f></c>', "cell C2 has a formula without its value"),
+        ('<c r="C2"><f><![CDATA[A1<2]]></f></c>', "marks between its cells"),
+        ('<c r="C2"><f>A1</f><!-- x --></c>', "comments or marks"),
+        ('<c r="C2"><v>7<!-- x -->8</v></c>', "comments or marks"),
+        ('<c t = "e"><v>#REF!</v></c>', "cell C2 shows an error"),
+        ('<c r="C2" t="&#101;"><v>#REF!</v></c>', "cell C2 shows an error"),
+        ('<c r="C2" t="str"><v>k</v><f>A1</f></c>', "cell C2 cannot be read for certain"),
+        ('<c r="C2"><v>7</v><v/></c>', "cell C2 cannot be read for certain"),
+        ('<c r="C2" t="inlineStr"><v>k</v></c>', "cell C2 cannot be read for certain"),
+        ('<c r="?2"><v>7</v></c>', ""),
+        ('<c r="?2" t="e"><v>7</v></c>', ""),
+        ('<c r="C2"><v>7</v>', "no .xlsx that can be read (ParseError)"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["worksheets/", "", "Worksheets/"])
+def test_a_cell_that_would_read_as_blank_is_refused(key: str, said: str, folder: str) -> None:
+    """The batch would get keys of its content without a word, and pay again."""
+    message = refused(raw(f'<row r="2">{PAID}{key}</row>', folder=folder))
+    assert said in message
+    assert "681234567" not in message
+
+
+@pytest.mark.parametrize("key", ['<c r="C2" t="str"><f>A1</f><v></v></c>', '<c r="C2" t="str"/>', ""])
+def test_a_cell_that_is_blank_is_none_that_was_not_read(key: str) -> None:
+    assert read_rows(raw(f'<row r="2">{PAID}{key}</row>'))[0].key is None
+
+
+def test_hidden_lines_and_columns_pay_nobody() -> None:
+    """A filter may hide them from the person who proposes the file. Empty ones do not matter."""
+    rows = f'<row r="2">{PAID}</row><row r="3" hidden="1"><c r="A3"/></row>'
+    for columns, said in (("28", None), ("2", "hidden columns hold something (B, C)")):
+        content = raw(rows, before=f'<cols><col min="{columns}" max="16384" hidden="1"/></cols>')
+        assert said in refused(content) if said else len(read_rows(content)) == 1
+    for row, hidden in ((4, "1"), (5, "true"), (7, "1"), (8, "0")):
+        rows += f'<row r="{row}" hidden="{hidden}">{PAID.replace("2", str(row))}</row>'
+    assert "hidden: lines 4-5, 7: show" in refused(raw(rows))
 
 
 @pytest.mark.slow
@@ -199,10 +255,13 @@ def test_wrong_names_of_columns_are_refused(columns: Any, said: str) -> None:
         f"phone_number,amount,other\n{NUMBER},1.5,{NUMBER}\n".encode(),
         f'phone_number,amount\n{NUMBER},1\n"{NUMBER},1\n',
         xlsx({1: HEADER, 2: (int(NUMBER), 1.5, NUMBER)}),
+        xlsx({1: (NUMBER,)}, {1: (NUMBER,)}),
+        raw(f'<row r="2">{PAID}<c r="C2" t="inlineStr"><v>k</v></c></row>'),
+        raw(f'<row r="2" hidden="1">{PAID}</row>'),
         [{"phone_number": NUMBER, "amount": "1.5", "other": NUMBER}],
         [{"phone_number": NUMBER, "amount": 1, "Namba": NUMBER}],
     ],
-    ids=["CSV", "bytes", "no CSV", ".xlsx", "mappings", "a column twice"],
+    ids=["CSV", "bytes", "no CSV", ".xlsx", "two sheets", "a cell", "hidden", "mappings", "twice"],
 )
 def test_no_frame_of_ours_shows_a_number_of_a_file(rows: Any) -> None:
     """Crash reporters send the locals of each frame."""

@@ -20,7 +20,7 @@ from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, OddCell, read_sheet
-from mobilemoney_async.text import csv_cell
+from mobilemoney_async.text import csv_cell, name_lines
 from mobilemoney_async.values import (
     HiddenText,
     can_encode,
@@ -44,7 +44,7 @@ MOST_ROWS = 50_000
 MOST_TEXT = 20_000_000
 """Characters of a file at most; of one in bytes, so many bytes."""
 
-# Columns of a file, and runs of lines that an error names for each problem.
+# Columns of a file, and problems that an error names.
 _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
 # Name of no column: the mark of a row with an amount that a comma may have divided.
@@ -124,19 +124,6 @@ def read_rows(
     if not found:
         raise _wrong("there are no rows")
     return found
-
-
-def name_lines(lines: Sequence[int]) -> str:
-    """Return words for ascending numbers of lines, as ``lines 2-4, 7``: an error has room for 500 characters."""
-    runs: list[list[int]] = []
-    for line in lines:
-        if runs and line == runs[-1][-1] + 1:
-            runs[-1][1:] = [line]
-        else:
-            runs.append([line])
-    named = ", ".join("-".join(map(str, run)) for run in runs[:_MOST_NAMED])
-    more = f" and more, {len(lines):,} in all" if runs[_MOST_NAMED:] else ""
-    return f"line{'s' * (len(lines) > 1)} {named}{more}"
 
 
 def digest(rows: Iterable[PayoutRow]) -> str:

@@ -11,31 +11,38 @@ import re
 import zipfile
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any
 
+from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.text import name_lines
 from mobilemoney_async.values import HiddenText, import_advice
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 SIGNATURE = b"PK\x03\x04"
 """First bytes of the file."""
 
 # Bytes that its parts may have, once they are unpacked.
 _MOST_UNPACKED = 200_000_000
-# The reader shows these cells as empty ones: a key would be left out.
-_ODD_CELLS = {
-    "a cell shows an error, such as #N/A: correct it": re.compile(rb"<(?:\w+:)?c\b[^>]*\bt=[\"']e[\"']"),
-    "a cell has a formula without its value: open the file in a spreadsheet program, and save it": re.compile(
-        # A value that is an empty text has the type str.
-        rb"<(?:\w+:)?c\b(?![^>]*\bt=[\"']str[\"'])[^>]*>\s*"
-        rb"<(?:\w+:)?f\b(?:[^>]*/>|[^>]*>[^<]*</(?:\w+:)?f>)\s*"
-        rb"(?:<(?:\w+:)?v\s*/>\s*|<(?:\w+:)?v>\s*</(?:\w+:)?v>\s*)?</(?:\w+:)?c>"
-    ),
-}
+_SAVE = "open the file in a spreadsheet program, and save it"
+# The reader stops at a comment, and shows marked text as nothing. Spreadsheet programs write neither between cells.
+_NO_CELL = re.compile(rb"sheetData\b.*?<[!?]", re.DOTALL)
+_HIDDEN = {"1", "true"}
 
 
 class OddCell(HiddenText):
     """Text of a cell that is no text and no number with exact digits; `place` is its name, such as C7."""
 
     place: str
+
+
+class _Sheet(list[Any]):
+    """Rows that a traceback with locals does not show."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows>"
 
 
 def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
@@ -49,10 +56,17 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
     except ImportError as exc:
         raise InvalidRequest(f"an .xlsx file {import_advice('xlsx', exc)}", argument="rows") from exc
     try:
-        _check_parts(content)
+        places = _check_parts(content)
         book = python_calamine.CalamineWorkbook.from_object(io.BytesIO(content))
-        sheets = [book.get_sheet_by_name(name).to_python(skip_empty_area=False) for name in book.sheet_names]
-    except (python_calamine.CalamineError, zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as exc:
+        sheets = [_Sheet(book.get_sheet_by_name(name).to_python(skip_empty_area=False)) for name in book.sheet_names]
+    except (
+        python_calamine.CalamineError,
+        zipfile.BadZipFile,
+        NotImplementedError,
+        OSError,
+        SyntaxError,  # ElementTree's ParseError is one
+        ValueError,
+    ) as exc:
         if isinstance(exc, InvalidRequest):
             raise
         raise InvalidRequest(f"the file is no .xlsx that can be read ({type(exc).__name__})", argument="rows") from None
@@ -60,19 +74,73 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
     if filled[1:]:
         raise InvalidRequest("the file has several sheets with rows: keep one", argument="rows")
     for sheet in filled:
+        for number, column in places:
+            if not (0 < number <= len(sheet) and 0 < column <= len(sheet[0])) or sheet[number - 1][column - 1] == "":
+                said = f"cell {_letters(column)}{number} cannot be read for certain: {_SAVE}"
+                raise InvalidRequest(said, argument="rows")
         for number, row in enumerate(sheet, 1):
             yield number, [_text(cell, number, column) for column, cell in enumerate(row, 1)]
 
 
-def _check_parts(content: bytes) -> None:
+def _check_parts(content: bytes) -> list[tuple[int, int]]:
+    """Return the places of the cells that must not read as empty ones, by row and column."""
     with zipfile.ZipFile(io.BytesIO(content)) as parts:
         if sum(each.file_size for each in parts.infolist()) > _MOST_UNPACKED:
             raise InvalidRequest("the file is too large: divide it", argument="rows")
-        for each in parts.infolist():
-            sheet = parts.read(each) if each.filename.startswith("xl/worksheets/") else b""
-            for said, odd in _ODD_CELLS.items():
-                if odd.search(sheet):
-                    raise InvalidRequest(said, argument="rows")
+        contents = (Content(parts.read(each)) for each in parts.infolist())  # a sheet may be in any folder
+        return [place for part in contents if part.find(b"sheetData") >= 0 for place in _check_sheet(part)]
+
+
+def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
+    """Refuse what the reader does not tell: it shows odd cells as empty ones, and hidden rows and columns as any.
+
+    A key would be left out, and the row paid again; and people would be paid whom nobody saw.
+    """
+    from xml.etree import ElementTree as ET
+
+    if _NO_CELL.search(sheet):
+        raise InvalidRequest(f"a sheet has comments or marks between its cells: {_SAVE}", argument="rows")
+    hidden_columns: list[range] = []
+    rows, columns, row = list[int](), set[int](), 0
+    for _, element in ET.iterparse(io.BytesIO(sheet)):  # noqa: S314 - expat limits what entities become
+        kind = element.tag.rpartition("}")[2]
+        if kind == "col" and element.get("hidden") in _HIDDEN:
+            hidden_columns.append(range(int(element.get("min", 0)), int(element.get("max", 0)) + 1))
+        elif kind == "row":
+            row = int(element.get("r", row + 1))
+            filled = dict(_filled_cells(element, row))
+            # A shared text may be an empty one.
+            yield from ((row, column) for column, cell in filled.items() if cell.get("t") != "s")
+            if filled and element.get("hidden") in _HIDDEN:
+                rows.append(row)
+            columns.update(each for each in filled if any(each in hidden for hidden in hidden_columns))
+            element.clear()
+    if rows:
+        raise InvalidRequest(f"hidden: {name_lines(rows)}: show (remove the filter) or delete them", argument="rows")
+    if columns:
+        named = ", ".join(map(_letters, sorted(columns)[:10]))
+        raise InvalidRequest(f"hidden columns hold something ({named}): show or delete them", argument="rows")
+
+
+def _filled_cells(element: Element, row: int) -> Iterator[tuple[int, Element]]:
+    column = 0
+    for cell in element.iterfind("{*}c"):
+        column = _column(cell.get("r", "")) or column + 1
+        if _is_filled(cell, row, column):
+            yield column, cell
+
+
+def _is_filled(cell: Element, row: int, column: int) -> bool:
+    kind, parts = cell.get("t"), {part.tag.rpartition("}")[2]: part for part in cell}
+    if kind == "e":
+        raise InvalidRequest(f"cell {_letters(column)}{row} shows an error, such as #N/A: correct it", argument="rows")
+    formula = parts.get("f")
+    is_filled = any("".join(part.itertext()).strip() for part in cell if part is not formula)
+    is_empty_text = kind == "str" and "v" in parts
+    if formula is not None and not is_filled and not is_empty_text:
+        said = f"cell {_letters(column)}{row} has a formula without its value: {_SAVE}"
+        raise InvalidRequest(said, argument="rows")
+    return is_filled
 
 
 def _text(cell: float | str | bool | date | datetime | time | timedelta, row: int, column: int) -> str:
@@ -81,9 +149,20 @@ def _text(cell: float | str | bool | date | datetime | time | timedelta, row: in
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
         return HiddenText(int(cell))
     odd = OddCell(cell.isoformat() if isinstance(cell, date | time) else cell)
+    odd.place = f"{_letters(column)}{row}"
+    return odd
+
+
+def _column(place: str) -> int:
+    number = 0
+    for letter in place.rstrip("0123456789"):
+        number = number * 26 + ord(letter) - ord("A") + 1
+    return number
+
+
+def _letters(column: int) -> str:
     letters = ""
-    while column:
+    while column > 0:
         column, letter = divmod(column - 1, 26)
         letters = chr(ord("A") + letter) + letters
-    odd.place = f"{letters}{row}"
-    return odd
+    return letters
