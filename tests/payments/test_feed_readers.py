@@ -253,6 +253,61 @@ async def test_a_change_may_be_done_after_all(client: AsyncClient, feed: Any) ->
     assert await rest(client) == ""
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0], [2, 0, 1], [1], [2]])
+async def test_several_changes_of_a_payment_may_fail(client: AsyncClient, feed: Any, order: list[int]) -> None:
+    """In any order: all that are not done come again in their own, and hold up no other payment."""
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no", reusable=True)
+    await enqueue(client, "a")
+    found = await take(feed, 3)
+    for each in order:
+        await found[each].failed("away")
+    await feed.aclose()
+    await enqueue(client, "b")
+    read = list[PaymentChange]()
+    while await behind(client) != (0, ""):
+        async for change in client.payments.changes(consumer="books", forever=False):
+            read.append(change)
+            await change.done()
+        await anyio.sleep(3)
+    assert [each.cursor for each in read if each.key == "a"] == [each.cursor for each in found]
+    assert keys(read) == "baaa"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+async def test_several_changes_of_a_payment_may_fail_for_ever(client: AsyncClient, feed: Any, order: list[int]) -> None:
+    """Each is parked in its turn, and the consumer goes on."""
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no")
+    found = await take(feed, 2)
+    for each in order:
+        await found[each].failed("away")
+    await enqueue(client, "b")
+    for _ in range(24):
+        async for change in client.payments.changes(consumer="books", forever=False):
+            await (change.done() if change.key == "b" else change.failed("away"))
+        await anyio.sleep(400)
+    (consumer,) = await client.payments.consumers()
+    assert (consumer.behind, consumer.lagging) == (0, ())
+    assert [each.number for each in consumer.parked] == [1, 2]
+
+
+async def test_a_parked_change_may_be_done_after_all(client: AsyncClient, feed: Any) -> None:
+    """The next one of its payment waits already, and comes once."""
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no")
+    found = list[PaymentChange]()
+    for _ in range(10):
+        found += await take(feed, 1)
+        await found[-1].failed("away")
+        await anyio.sleep(400)
+    await found[-1].done()
+    assert not (await client.payments.consumers())[0].parked
+    await feed.aclose()
+    assert await rest(client) == "a"
+
+
 # Places
 
 

@@ -1,13 +1,13 @@
 """Consumers of an account's changes: the statements inside one transaction, under the lock of the consumer's row.
 
 A consumer is done with all changes up to its number, except for those of the payments that lag behind: of each the
-first change that could not be handled has a row in `retries`, and its later ones wait. A change that was handed out ten
-times in vain is parked, and its payment goes on.
+first change that could not be handled has a row in `retries`, and its later ones wait: a payment has one row that
+waits. A change that was handed out ten times in vain is parked, and its payment goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from mobilemoney_async.payments.records.journal import Journal
 MOST_TRIES = 10
 """Times that a change is handed out before it is parked."""
 
+_WAITS = retries.c.next_at.is_not(None)
 _LONGEST_PAUSE = timedelta(minutes=5)
 # A consumer's last use is noted this often.
 _NOTED = timedelta(minutes=1)
@@ -127,10 +128,18 @@ class ConsumerTable:
         The change that another reader has `tried` first, if it is not done, comes again after a pause: its handler may
         have ended the process.
         """
-        lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
+        held = self._run(self._retries(sa.or_(_WAITS, retries.c.number > after))).all()
+        lagging = {each.name: each for each in held if each.next_at is not None}
+        done_with = {each.number for each in held if each.next_at is None}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
         upto = page[-1].number if page else max(after, feed.last)
-        due = [each for each in lagging.values() if each.next_at <= now]
+        is_end = len(page) < limit and not feed.has_more
+        page = [each for each in page if each.number not in done_with]
+        # A reader that ended left them open, and noted a later change of the same payment as failed.
+        open_before = {each.name: each for each in reversed(page) if _is_before(each, lagging)}
+        for each in open_before.values():
+            self._hold(each.number, now, "its reader ended before it was done")
+        due = [each for each in lagging.values() if each.next_at <= now and each.name not in open_before]
         again, parked = self._try_again(due, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
         if after == row.number:
@@ -149,7 +158,7 @@ class ConsumerTable:
             upto=upto,
             parked=read_some(self.journal, feed, parked),
             next_at=next_at,
-            is_end=len(page) < limit and not feed.has_more,
+            is_end=is_end,
         )
 
     def _try_again(self, due: Iterable[Any], now: datetime, *, upto: int) -> tuple[list[int], list[int]]:
@@ -168,8 +177,9 @@ class ConsumerTable:
         """Note that all fresh changes up to a number are handled, or held back, and some that came again."""
         self._pass(number)
         for row in self._run(self._retries(retries.c.number.in_(again))).all() if again else ():
-            self._run(retries.delete().where(*self._mine(), retries.c.number == row.number))
-            self._go_on(row, now, upto=upto)
+            self._forget(row.number)
+            if row.next_at is not None:  # else its payment has gone on already
+                self._go_on(row, now, upto=upto)
 
     def close(self) -> None:
         """Note that the reader has ended by itself, whatever it has left."""
@@ -201,10 +211,22 @@ class ConsumerTable:
         self._run(consumers.update().where(*self._here(), consumers.c.number < number).values(number=number))
 
     def _hold(self, number: int, now: datetime, error: str) -> None:
-        values = {"account": self.journal.account, "consumer": self.name, "number": number, "tries": 1}
-        values |= {"next_at": now + pause(1), "error": error}
+        """Hold back a payment at a change, unless an earlier one holds it back already."""
         name = sa.select(changes.c.name).where(changes.c.account == self.journal.account, changes.c.number == number)
-        self._run(retries.insert().values(**values, name=name.scalar_subquery()))
+        is_same = retries.c.name == name.scalar_subquery()
+        first = self._run(self._retries(sa.and_(is_same, _WAITS))).one_or_none()
+        if first is not None and first.number < number:
+            return
+        if first is not None:
+            self._forget(first.number)
+        self._wait(name.scalar_subquery(), number, tries=1, next_at=now + pause(1), error=error)
+
+    def _wait(self, name: Any, number: int, **values: Any) -> None:
+        values |= {"account": self.journal.account, "consumer": self.name, "name": name, "number": number}
+        self._run(retries.insert().values(**values))
+
+    def _forget(self, number: int) -> None:
+        self._run(retries.delete().where(*self._mine(), retries.c.number == number))
 
     def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
         self._change(row.number, next_at=None)
@@ -214,12 +236,11 @@ class ConsumerTable:
         """Hand out the next change of a payment that lags behind, of those that were passed: up to a number."""
         columns = changes.c
         here = (columns.account == self.journal.account, columns.name == row.name)
-        number = self._run(
-            sa.select(sa.func.min(columns.number)).where(*here, columns.number > row.number, columns.number <= upto)
-        ).scalar_one()
+        is_parked = sa.exists().where(*self._mine(), retries.c.number == columns.number)
+        passed = (columns.number > row.number, columns.number <= upto, ~is_parked)
+        number = self._run(sa.select(sa.func.min(columns.number)).where(*here, *passed)).scalar_one()
         if number is not None:
-            values = {"account": self.journal.account, "consumer": self.name, "name": row.name}
-            self._run(retries.insert().values(**values, number=number, tries=0, next_at=now))
+            self._wait(row.name, number, tries=0, next_at=now)
 
     def _retries(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
         return sa.select(retries).where(*self._mine(), condition)
@@ -238,6 +259,10 @@ class ConsumerTable:
 
     def _run(self, statement: Any, parameters: Any = None) -> Any:
         return self.journal.execute(statement, parameters)
+
+
+def _is_before(entry: FeedEntry, lagging: Mapping[str, sa.Row[Any]]) -> bool:
+    return entry.name in lagging and entry.number < lagging[entry.name].number
 
 
 def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
