@@ -67,13 +67,13 @@ HEAD = "<row r='1'>" + cell("A1", "phone_number") + cell("B1", "amount") + cell(
 PAID = cell("A2", NUMBER) + cell("B2", 500)
 
 
-def raw(sheet_data: str, *, before: str = "", folder: str = "worksheets/") -> bytes:
+def raw(sheet_data: str, *, before: str = "", folder: str = "worksheets/", sheet: str = "<sheet ") -> bytes:
     """Return a file with this content of its sheet, below the header."""
     file, made = io.BytesIO(), zipfile.ZipFile(io.BytesIO(xlsx({})))
     with made, zipfile.ZipFile(file, "w") as parts:
         for name in made.namelist():
             content = made.read(name).decode().replace("worksheets/", folder)
-            content = content.replace("<sheetData>", f"{before}<sheetData>{HEAD}{sheet_data}")
+            content = content.replace("<sheet ", sheet).replace("<sheetData>", f"{before}<sheetData>{HEAD}{sheet_data}")
             parts.writestr(name.replace("worksheets/", folder), content)
     return file.getvalue()
 
@@ -191,6 +191,9 @@ def test_hidden_lines_and_columns_pay_nobody() -> None:
     for row, hidden in ((4, "1"), (5, "true"), (7, "1"), (8, "0")):
         rows += f'<row r="{row}" hidden="{hidden}">{PAID.replace("2", str(row))}</row>'
     assert "hidden: lines 4-5, 7: show" in refused(raw(rows))
+    for state in ("hidden", "veryHidden"):
+        said = refused(raw(f'<row r="2">{PAID}</row>', sheet=f'<sheet state="{state}" '))
+        assert said.endswith("the sheet with the rows is hidden: show it")
 
 
 @pytest.mark.slow

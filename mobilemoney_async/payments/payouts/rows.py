@@ -52,6 +52,7 @@ _DIVIDED = object()
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason", "warning")
 # End of a number that a spreadsheet has shown as 2.55681E+11, and saved so.
 _CUT = "000000"
+_LIKE_KEY = {"key", "idempotency_key", "idempotency key", "idempotency-key"}
 # Columns with one possible value: a list of collections, or of another currency, is no batch of payouts.
 _FIXED = {"type": str(TransactionType.DISBURSEMENT), "currency": CURRENCY}
 
@@ -377,7 +378,10 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     if taken:
         raise InvalidRequest(f"column {taken[0]!r} is one of the report's own: rename yours", argument="rows")
     for name, value in info.items():
-        only = _FIXED.get(name.strip().casefold())
+        plain = normalize("NFKC", name).strip().casefold()
+        if plain in _LIKE_KEY:  # keys made of the content in place of these would pay again after any change
+            raise InvalidRequest(f"column {name!r} would not count as key: call it key, or otherwise", argument="rows")
+        only = _FIXED.get(plain)
         if only and value.strip().casefold() not in {"", only.casefold()}:
             raise InvalidRequest(f"{name.strip()} must be {only}, or left out", argument="rows")
     if not can_encode("".join([*info, *info.values()])):

@@ -70,10 +70,16 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
         if isinstance(exc, InvalidRequest):
             raise
         raise InvalidRequest(f"the file is no .xlsx that can be read ({type(exc).__name__})", argument="rows") from None
-    filled = [sheet for sheet in sheets if any(any(cell != "" for cell in row) for row in sheet)]
+    filled = [
+        (sheet, each.visible)
+        for sheet, each in zip(sheets, book.sheets_metadata, strict=True)
+        if any(any(cell != "" for cell in row) for row in sheet)
+    ]
     if filled[1:]:
         raise InvalidRequest("the file has several sheets with rows: keep one", argument="rows")
-    for sheet in filled:
+    for sheet, shown in filled:
+        if shown != python_calamine.SheetVisibleEnum.Visible:
+            raise InvalidRequest("the sheet with the rows is hidden: show it", argument="rows")
         for number, column in places:
             if not (0 < number <= len(sheet) and 0 < column <= len(sheet[0])) or sheet[number - 1][column - 1] == "":
                 said = f"cell {_letters(column)}{number} cannot be read for certain: {_SAVE}"
