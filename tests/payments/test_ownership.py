@@ -5,6 +5,7 @@ payment: type, number and amount.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -374,6 +375,72 @@ async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> No
         await is_stopped(world, client, second)
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
+        await is_stopped(world, client, second)
+
+
+async def test_a_second_restored_backup_is_waited_for_as_the_first(world: World) -> None:
+    """It holds what an earlier word has left: payouts wait anew, until the list shows what this one has lost."""
+    second = order("disbursements", "order-2")
+    async with world.client() as client:
+        await settle(world, client, "disbursements")
+        await client.payments.restored(note="Asha, on Monday")
+        await client.payments.reconcile()
+        await anyio.sleep(2 * GRACE)
+        tables = dump(world.url)
+        await world.pay(client, [order("disbursements", "between", 200)])
+        await anyio.sleep(10 * MINUTE)
+        world.service.list.lag = timedelta(seconds=100)
+        await world.pay(client, [second])
+    replace(world.url, tables)
+    async with world.client() as client:
+        await client.payments.restored(note="Asha, on Tuesday")
+        await is_stopped(world, client, second)
+        await anyio.sleep(2 * GRACE)
+        await is_stopped(world, client, second)
+
+
+async def test_a_word_during_a_comparison_is_not_lost(world: World) -> None:
+    """What was compared before it does not suffice: payouts wait until the list shows what was lost."""
+    second = order("disbursements", "order-2")
+    async with world.client() as client:
+        await settle(world, client, "disbursements")
+    tables = dump(world.url)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        world.service.list.lag = timedelta(seconds=100)
+        await world.pay(client, [second])
+    replace(world.url, tables)
+    world.service.latency = 5.0
+    async with world.client() as client, world.client() as operator, anyio.create_task_group() as tasks:
+        tasks.start_soon(world.attempt, client, order("disbursements", "new", 200))
+        await anyio.sleep(1)
+        await operator.payments.restored(note="Asha restored the backup of noon")
+        await anyio.sleep(20)
+        await is_stopped(world, client, second)
+        await anyio.sleep(2 * GRACE)
+        await is_stopped(world, client, second)
+
+
+async def test_a_clock_that_was_ahead_hides_no_restored_backup(world: World, kind: str) -> None:
+    """A life that lasts into the future is none: the payments of the restored store are compared."""
+    ahead, second = timedelta(), order(kind, "order-2")
+
+    def clock() -> datetime:
+        return world.utcnow() + ahead
+
+    async with world.client(utcnow=clock) as client:
+        await settle(world, client, kind)
+        ahead = timedelta(hours=1)
+        await world.pay(client, [order(kind, "ahead", 300)])
+        ahead = timedelta()
+    tables = dump(world.url)
+    await anyio.sleep(15 * MINUTE)
+    async with world.client(utcnow=clock) as client:
+        await world.pay(client, [second])
+    await restore(world, tables)
+    async with world.client(utcnow=clock) as client:
+        await is_stopped(world, client, second)
+        await anyio.sleep(GRACE)
         await is_stopped(world, client, second)
 
 

@@ -73,7 +73,7 @@ class TestWhen:
             (KNOWN, 4.9, False),
             (KNOWN, 5, True),
             ({"first_record_at": at(0)}, 0, True),
-            (KNOWN | {"life_until": FAR}, 99, False),
+            (KNOWN | {"life_until": FAR}, 99, True),
             (KNOWN | {"remembered": at(0)}, 1, False),
             (KNOWN | {"remembered": at(0) + SECOND}, 1, True),
             ({"remembered": at(0)}, 1, True),
@@ -87,6 +87,8 @@ class TestWhen:
     )
     def test_when(self, facts: dict[str, Any], minutes: float, expected: bool) -> None:
         """Where a life begins, and at once where the store itself went backwards; never of an empty store.
+
+        A life that lasts into the future is of a wrong clock.
 
         A time at the end of the calendar, in a row that was edited, raises nothing.
         """

@@ -108,8 +108,8 @@ class AccountFacts:
         return self.first_record_at is not None or is_old
 
     def is_in_contact(self, now: datetime) -> bool:
-        """Return whether a life goes on."""
-        return self.life_until is not None and now - self.life_until < CONTACT
+        """Return whether a life goes on; one that lasts into the future is of a clock that was wrong."""
+        return self.life_until is not None and abs(now - self.life_until) < CONTACT
 
     def has_others(self, now: datetime) -> bool:
         """Return whether other systems of the merchant's pay too."""

@@ -24,8 +24,9 @@ def go_on(journal: Journal, now: datetime) -> None:
 
 
 def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:
-    """Write that a life has begun, and forget those that ended a month ago."""
-    journal.execute(lives.delete().where(lives.c.account == journal.account, lives.c.until < now - _KEPT))
+    """Write that a life has begun, and forget those that ended a month ago, or that a wrong clock has written."""
+    is_known = lives.c.until.between(now - _KEPT, now + CONTACT)
+    journal.execute(lives.delete().where(lives.c.account == journal.account, ~is_known))
     journal.insert(lives, began_at=began_at, until=now)
 
 

@@ -49,6 +49,7 @@ from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, o
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
+from mobilemoney_async.payments.records.account_state import RESTORED
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
@@ -70,6 +71,7 @@ _WITNESSES = 5
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
+_SAID_SINCE = "someone has said meanwhile that it was restored"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
 _NO_CLOCK = (
     "the service's clock is not known, and no machine can tell what transaction {} is: decide by mobilemoney payments "
@@ -101,6 +103,13 @@ class _Due:
     since: datetime
     newest: datetime
     went_backwards: bool
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """When the list shows all that was lost, if this repeats a comparison; a backup may bring back an old time."""
+        facts = self.facts
+        is_repeated = facts.due_since is None and facts.lost_until is None and not facts.has_moved
+        return facts.again_at if is_repeated else None
 
     @property
     def first_day(self) -> date:
@@ -171,7 +180,7 @@ class Recovery:
             return
         now = self._pipeline.utcnow()
         self._store.due_since = now
-        await self.binding.save(due_since=now, known_until=None, went_backwards=True, note=note)
+        await self.binding.save(**RESTORED, due_since=now, note=note)
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -236,7 +245,9 @@ class Recovery:
         except TimeoutError:
             raise _UnreadableError(_UNREADABLE) from None
         async with lease.held(poll=_PAUSE):
-            await self._compare(facts, patience)
+            facts = await self.binding.read()  # another process may have ended its comparison just now
+            if must_compare(facts, self._pipeline.utcnow()):
+                await self._compare(facts, patience)
         return True
 
     async def _compare(self, facts: AccountFacts, patience: float | None) -> None:
@@ -252,8 +263,6 @@ class Recovery:
                 with anyio.fail_after(patience):
                     obstacle = await self._look(due)
                 if obstacle is None:
-                    if facts.lost_until is not None:
-                        self._store.newest = facts.newest
                     return
             except StoreError:
                 raise
@@ -297,12 +306,16 @@ class Recovery:
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
         is_unsure = due.went_backwards or lost is not None or not has_own
-        settles_at = due.facts.again_at or due.since + self._grace
+        settles_at = due.settled_at or due.since + self._grace
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
         count = await self._store.write(
             lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
         )
+        if count is None:
+            return _SAID_SINCE
         self._store.due_since = None
+        if due.facts.lost_until is not None:  # the account's row says so from now on
+            self._store.newest = due.facts.newest
         lost_at = due.facts.lost_at
         is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
         if count and lost is not None and not is_told:
@@ -368,9 +381,13 @@ class Recovery:
         skew: Skew,
         again_at: datetime | None,
         now: datetime,
-    ) -> int:
-        """Write the result of a comparison, and return how many transactions of a lost time are new."""
-        journal.lock_account()
+    ) -> int | None:
+        """Write the result of a comparison, and return how many transactions of a lost time are new.
+
+        None if the comparison has become due anew since it began: someone has said that the store was restored.
+        """
+        if journal.lock_account().due_since != due.since:
+            return None
         lines: list[Line] = []
         if lost is not None:
             add_lost_time(journal, lost)

@@ -21,6 +21,9 @@ from mobilemoney_async.text import printable, redact
 WHOLE_ACCOUNT = "account"
 """In place of a digest, in the list of erasures."""
 
+RESTORED: Mapping[str, Any] = {"known_until": None, "again_at": None, "went_backwards": True}
+"""Columns of an account whose store was restored, beside the time of the word: what an earlier one has left is over."""
+
 STATE: sa.Label[Any] = (
     sa.select(accounts.c.state)
     .where(accounts.c.account == sa.bindparam("of_account"))
@@ -53,8 +56,7 @@ def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
     if names := connection.execute(queued).scalars().all():
         missing = insert_missing(accounts, connection.dialect.name)
         connection.execute(missing, [{"account": each} for each in names])
-    said = {"due_since": now, "known_until": None, "went_backwards": True, "note": printable(note)}
-    return connection.execute(accounts.update().values(said)).rowcount
+    return connection.execute(accounts.update().values(due_since=now, note=printable(note), **RESTORED)).rowcount
 
 
 def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
