@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange
+from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, StoreError
 from mobilemoney_async.database.schema import changes
 from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed.feed import ChangePages
@@ -306,6 +306,18 @@ async def test_a_parked_change_may_be_done_after_all(client: AsyncClient, feed: 
     assert not (await client.payments.consumers())[0].parked
     await feed.aclose()
     assert await rest(client) == "a"
+
+
+async def test_a_consumer_that_is_forgotten_under_its_reader_is_not_made_again(client: AsyncClient) -> None:
+    """It would begin behind the change that wakes the reader, and nobody would hear of that payment."""
+    async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+        await enqueue(client, "a")
+        await (await anext(feed)).done()
+        await client.payments.forget_consumer("books")
+        await enqueue(client, "b")
+        with pytest.raises(StoreError, match="no consumer 'books'"):
+            await anext(feed)
+    assert not await client.payments.consumers()
 
 
 # Places

@@ -315,7 +315,8 @@ class ConsumerReader:
         feed = number_changes(table.journal)
         while self._start == "now" and feed.has_more:
             feed = number_changes(table.journal)
-        return feed, table.lock(feed, self._start, now)
+        # One that is forgotten meanwhile is not made again: it would begin behind the changes that it has not read.
+        return feed, table.lock(feed, self._start if self._delivery is None else None, now)
 
     async def _record(self, work: Callable[[ConsumerTable], T]) -> T:
         """Run work of `done` or `failed`; if it fails, begin again at the place that the store keeps."""
