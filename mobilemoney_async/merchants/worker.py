@@ -187,9 +187,8 @@ class Worker(anyio.AsyncContextManagerMixin):
 
     async def _run_parts(self, claim: Claim) -> None:
         async with AsyncExitStack() as stack:
-            async with self._starts:
-                owner = ClientOwner(await stack.enter_async_context(self._open_client(claim.account)))
-            client = owner.claimed(claim)
+            # It may ask a function of the platform's for the store, which may take long: not in one of the few places.
+            client = ClientOwner(await stack.enter_async_context(self._open_client(claim.account))).claimed(claim)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(self._persist, claim, Work.FOLLOW, partial(self._follow, client, claim))
             tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))

@@ -360,18 +360,26 @@ async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform)
 
 
 @pytest.mark.slow
-async def test_accounts_whose_vault_hangs_do_not_keep_others_from_being_started(platform: Platform) -> None:
-    """A few are started at once: one that waits for its secret is not among them."""
+@pytest.mark.parametrize("what", ["auth", "store"])
+async def test_accounts_whose_vault_hangs_do_not_keep_others_from_being_started(platform: Platform, what: str) -> None:
+    """A few are started at once: one that waits for its secret, or for its store, is not among them."""
+    stores = SQLStore(platform.url, grace=5)
 
     async def auth(account: str) -> str:
-        if account != "good":
+        if account != "good" and what == "auth":
             await anyio.sleep_forever()
         return f"token.of.{account}"
 
+    async def store(account: str) -> SQLStore:
+        if account != "good":
+            await anyio.sleep_forever()
+        return stores
+
+    options: dict[str, Any] = {"auth": auth} | ({"store": store} if what == "store" else {})
     platform.service.merchants["token.of.good"] = "good"
-    async with platform.merchants("shop") as merchants, platform.merchants("one", auth=auth) as working:
+    async with platform.merchants("shop") as merchants, platform.merchants("one", **options) as working:
         await pay(merchants, shops(15))
-        async with working.worker() as worker:
+        async with working.worker(store=stores if what == "store" else None) as worker:
             await anyio.sleep(6)
             assert len(worker.accounts) == 15
             await enqueue(merchants, ["good"])
