@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 9
+VERSION = 10
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -58,7 +58,11 @@ def _account_table(name: str, *parts: Any, **options: Any) -> sa.Table:
     return sa.Table(f"mobilemoney_{name}", METADATA, account, *parts, **options)
 
 
-def _partial_index(name: str, where: sa.TextClause, *columns: str, unique: bool = False) -> sa.Index:
+# Order of the queue, also as columns of an index.
+_TURN = ("priority DESC", "coalesce(not_before, created_at)", "key")
+
+
+def _partial_index(name: str, where: sa.TextClause, *columns: str | sa.TextClause, unique: bool = False) -> sa.Index:
     """Return an index of the rows that a condition chooses."""
     return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
@@ -143,7 +147,7 @@ payments: sa.Table = _account_table(
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
     _partial_index("mobilemoney_payment_records_sent", sa.text("sent_at IS NOT NULL"), "account", "sent_at"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
-    _partial_index("mobilemoney_payment_records_queue", IS_QUEUED, "account", "priority", "created_at"),
+    _partial_index("mobilemoney_payment_records_queue", IS_QUEUED, "account", *map(sa.text, _TURN)),
     _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
     _partial_index("mobilemoney_payment_records_named", sa.text("named_id IS NOT NULL"), "account", "named_id"),
     _partial_index("mobilemoney_payment_records_contradicted", IS_CONTRADICTED, "account", "created_at"),

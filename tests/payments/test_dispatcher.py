@@ -213,17 +213,47 @@ async def test_a_queued_payment_that_may_exist_holds_up_no_other(sqlite_file_url
     world = make_world(sqlite_file_url)
     async with world.client(retry=NO_RETRIES) as client:
         await enqueue(client, 3)
-        with closing(sqlite3.connect(sqlite_file_url.partition("///")[2])) as connection, connection:
-            connection.execute(
-                "UPDATE mobilemoney_payment_records SET candidates = '[\"t-1\"]', sent_at = created_at "
-                "WHERE key = 'k00'"
-            )
+        _doubt(sqlite_file_url, "k00")
         async with client.dispatcher(per_minute=600) as dispatcher:
             await anyio.sleep(2)
             waiting = await client.payments.get("k00")
             assert waiting is not None and (waiting.state, waiting.cause) == (PaymentState.QUEUED, PaymentCause.WAITS)
             assert waiting.not_before is not None and waiting.not_before > world.utcnow() + timedelta(seconds=20)
             assert (dispatcher.stats.sent, dispatcher.stats.paused, world.sent) == (2, None, 2)
+
+
+def _doubt(url: str, below: str) -> None:
+    """Let queued payments, up to a key, be ones that may exist."""
+    with closing(sqlite3.connect(url.partition("///")[2])) as connection, connection:
+        columns = "candidates = '[\"t-1\"]', sent_at = created_at"
+        connection.execute(f"UPDATE mobilemoney_payment_records SET {columns} WHERE key <= ?", [below])
+
+
+@pytest.mark.slow
+async def test_any_number_of_payments_that_may_exist_take_no_place_in_the_pace(sqlite_file_url: str) -> None:
+    """All of them are tried again and again, ahead of the customers who come meanwhile: these are sent at once."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 30)
+        _doubt(sqlite_file_url, "k99")
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(45)
+            await enqueue(client, 3, start=50)
+            await anyio.sleep(5)
+            assert (dispatcher.stats.sent, dispatcher.stats.paused, world.sent) == (3, None, 3)
+
+
+async def test_a_payment_that_waits_has_its_turn_by_when_it_is_due(sqlite_file_url: str) -> None:
+    """Behind those that were due before it, whenever it was queued."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, 1, not_before=timedelta(seconds=60))
+        await anyio.sleep(30)
+        await enqueue(client, 1, start=1)
+        await anyio.sleep(60)
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(1)
+    assert [json.loads(body)["amount"] for body in world.line.posts] == ["1001", "1000"]
 
 
 @pytest.mark.slow
@@ -500,6 +530,17 @@ async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_sec
             assert dispatcher.stats.sent == 0
             await anyio.sleep(3)
             assert dispatcher.stats.sent == 2
+
+
+async def test_a_dispatcher_is_used_once(sqlite_file_url: str) -> None:
+    """Entered again it would send nothing, and say so nowhere."""
+    async with make_world(sqlite_file_url).client() as client:
+        dispatcher = client.dispatcher()
+        async with dispatcher:
+            pass
+        with pytest.raises(InvalidRequest, match="dispatcher must be a new one"):
+            async with dispatcher:
+                pass
 
 
 # Figures

@@ -58,7 +58,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.values import require_text
+from mobilemoney_async.values import refuse, require_text
 from mobilemoney_async.waiting import task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -151,6 +151,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        if self._is_closed:
+            raise refuse("dispatcher", "a new one: each is used once")
         self._wire.check_open()
         await self._store.database.open()
         async with self._wire.in_use(), task_group() as tasks:
@@ -250,7 +252,6 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if found is None or self._paused is not None:
             return _LOOK if types else min([_WAIT, *(each.until - now for each in self._obstacles.values())])
         await self._begin(tasks, *found)
-        self._next_at = now + self._interval
         return 0.0
 
     async def _look(self, types: Collection[TransactionType]) -> Queued | None:
@@ -316,9 +317,12 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _send(
         self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
     ) -> None:
+        began = anyio.current_time()
+
         def sending() -> None:
             # From here on a cancellation of the program would leave an unknown result: the answer is waited for.
             scope.shield = True
+            self._next_at = max(self._next_at, began + self._interval)  # one that is not sent after all takes no place
             granted.set()
 
         try:

@@ -322,13 +322,15 @@ def _next(has_kinds: bool) -> sa.Select[Any]:
     if has_kinds:
         kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
         found = found.where(kind.not_in(sa.bindparam("kinds", expanding=True)))
-    return found.order_by(_columns.priority.desc(), _columns.created_at, _columns.key).limit(1)
+    # One that was tried in vain stands behind those that were due before it is again.
+    due_at = sa.func.coalesce(_columns.not_before, _columns.created_at)
+    return found.order_by(_columns.priority.desc(), due_at, _columns.key).limit(1)
 
 
 def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
 ) -> Queued | None:
-    """Return the payment to send next, with its extra fields: by priority, then age.
+    """Return the payment to send next, with its extra fields: by priority, then by when it was due.
 
     Of some types, and not of one of the kinds: type, phone number and amount.
     """
