@@ -7,7 +7,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from conftest import Open
-from models import PAID, UNPAID, Order, Place, Shipment
+from models import OPEN, PAID, UNPAID, Order, Place, Shipment
 from wiring import URL
 
 from load import cart
@@ -122,6 +122,57 @@ async def test_a_lost_payment_is_paid_by_the_next_click_once_staff_has_looked(
             assert (answer.status_code, "amount" in answer.json()) == (202, True)
         assert await settled(browser) == "succeeded"
     assert len(mobilemoney_sandbox.transactions) == len(rows(database, SHIPPED)) == 1
+
+
+async def lose(browser: httpx.AsyncClient, sandbox: Sandbox) -> None:
+    sandbox.script(faults.drop(processed=False), on="c2b")
+    await pay(browser, "0780 000 789")
+    await anyio.sleep(200)  # longer than a request's time-out and the grace period
+
+
+async def release(sandbox: Sandbox) -> None:
+    """Staff has looked: mobilemoney payments confirm-absent."""
+    async with sandbox.client(store=SQLStore(URL.render_as_string(hide_password=False))) as staff:
+        await staff.payments.confirm_absent(ORDER, note="Asha looked")
+
+
+async def test_an_order_whose_lost_payment_cannot_be_sent_again_is_unpaid(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    """Also if two workers get clicks at once. It holds nothing until a click can look into the service's list."""
+    async with open_shop() as first, open_shop() as second:
+        await lose(first, mobilemoney_sandbox)
+        await release(mobilemoney_sandbox)
+        await anyio.sleep(5)  # for the books
+        away = mobilemoney_sandbox.script(faults.html_page(502), on="transactions", probability=1)
+        answers: list[int] = []
+
+        async def click(browser: httpx.AsyncClient) -> None:
+            answers.append((await pay(browser, "0780 000 789")).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(click, first)
+            tasks.start_soon(click, second)
+        assert 503 in answers
+        assert rows(database, sa.select(Order.state)) == [(UNPAID,)]
+        away.cancel()
+        assert (await pay(second, "0780 000 789")).status_code == 202
+        assert rows(database, sa.select(Order.state)) == [(OPEN,)]
+        assert await settled(first) == "succeeded"
+    assert len(mobilemoney_sandbox.transactions) == len(rows(database, SHIPPED)) == 1
+
+
+async def test_an_order_that_is_sent_again_stays_open_though_the_books_are_late(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    async with open_shop() as browser:
+        await lose(browser, mobilemoney_sandbox)
+        with database.connect() as another:  # a worker that reads the changes, and is slow
+            another.execute(sa.select(Place).with_for_update())
+            await release(mobilemoney_sandbox)
+            assert (await pay(browser, "0780 000 789")).status_code == 202
+        await anyio.sleep(3)
+        assert rows(database, sa.select(Order.state)) != [(UNPAID,)]
 
 
 async def test_a_payment_that_waits_for_an_unknown_one_is_not_said_to_be_on_its_way(

@@ -8,13 +8,13 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import anyio
 import sqlalchemy as sa
 from fastapi import Depends, FastAPI, Path, Request, Response
-from models import Order, Place
+from models import UNPAID, Order, Place
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
@@ -69,11 +69,21 @@ async def book_changes(client: AsyncClient, sessions: Sessions, book: Book) -> i
             found = client.payments.changes(after=place.cursor, limit=1, forever=False)
             changes = [change async for change in found]
             for change in changes:
-                await book(session, change)
+                if not await is_past(client, session, change):
+                    await book(session, change)
                 place.cursor = change.cursor
         if not changes:
             return booked
         booked += len(changes)
+
+
+async def is_past(client: AsyncClient, session: AsyncSession, change: PaymentChange) -> bool:
+    """Return whether a click has sent the payment again since the change: its order holds its goods for that."""
+    if change.key is None or change.state not in {"NOT_SENT", "REFUSED", "RELEASED"}:
+        return False
+    await take_turns(session, change.key)
+    payment = await client.payments.get(change.key)
+    return payment is None or payment.state != change.state
 
 
 async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> None:
@@ -117,13 +127,34 @@ class Shop:
     sessions: Sessions
     store: SQLStore
     backend: Backend
+    book: Book
 
     async def answer(self, payment: PaymentRecord) -> Response:
         """Return what the customer is told of an order that was just recorded."""
         if payment.state == "RELEASED":  # it was lost, and staff has said so: only a create sends it, after a last look
             with suppress(OutcomeUnknown):  # it was lost again: the status tells
-                await self.backend.collect(payment.key, phone_number=payment.phone_number, amount=payment.amount)
+                await self.send_again(payment)
         return status_response(await self.backend.status(payment.key))
+
+    async def send_again(self, payment: PaymentRecord) -> None:
+        """Send a released payment, whose order holds its goods; if it is provably not sent, the books give them back.
+
+        Its turn lasts to the end of the create: other clicks, and the books, neither send nor give back during it.
+        """
+        async with self.sessions() as session:
+            await take_turns(session, payment.key)
+            if await session.scalar(sa.select(Order.state).where(Order.number == payment.key)) == UNPAID:
+                return  # the click before this one was not sent
+            try:
+                await self.backend.collect(payment.key, phone_number=payment.phone_number, amount=payment.amount)
+            except Exception:
+                now = await self.backend.client.payments.get(payment.key)
+                if now is not None and now.state == "RELEASED":  # a payment that is sent is SENDING before
+                    at = datetime.now(UTC)
+                    change = PaymentChange(cursor="", key=now.key, state=now.state, status=None, at=at, record=now)
+                    await self.book(session, change)
+                    await session.commit()
+                raise
 
 
 async def get_shop(request: Request) -> Shop:
@@ -177,7 +208,7 @@ def shop_lifespan(
                 await session.execute(insert(Place).values(name="books").on_conflict_do_nothing())
             async with payments(app), anyio.create_task_group() as tasks:
                 backend: Backend = app.state.mobilemoney
-                app.state.shop = Shop(sessions, store, backend)
+                app.state.shop = Shop(sessions, store, backend, book)
                 tasks.start_soon(keep_books, backend.client, sessions, book)
                 yield
                 tasks.cancel_scope.cancel()  # what is not committed is rolled back

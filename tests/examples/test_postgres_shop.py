@@ -80,7 +80,7 @@ def test_the_shop_passes_its_tests(server: Postgres, monkeypatch: pytest.MonkeyP
     ran = run_pytest_alone(FOLDER, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert rows(url, "SELECT state FROM orders") == [("paid",)]
-    assert re.search(r"^13 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^15 passed", ran.stdout, re.MULTILINE), ran.stdout
 
 
 def test_the_tests_of_the_shop_empty_no_other_database(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,4 +303,4 @@ def test_the_shop_that_the_docs_make_of_it_passes_its_tests(
     (copy / "test_stock.py").write_text(STOCK, "utf-8")
     ran = run_pytest_alone(copy, *plugins, "-q", "-W", "error")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^14 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^16 passed", ran.stdout, re.MULTILINE), ran.stdout
