@@ -27,7 +27,7 @@ from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrd
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import APIError, IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
-from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.record import CLOSED, PaymentState
 from mobilemoney_async.waiting import task_group
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _PAUSE = 2.0
 _HELD = timedelta(seconds=15)
 
 OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
-"""Function of the change that settled an order's payment: its key is the order, its status None if nothing was sent."""
+"""Function of the change that settled an order's payment: its key is the order, its status None if it was not made."""
 
 _Wanted: TypeAlias = tuple[str, str, str, str]  # type, order, phone number and amount
 _Names: TypeAlias = tuple[str, str | None]  # number and caller, for the limits
@@ -111,10 +111,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         client: With a store. Not closed by the backend.
         verify: As for `CallbackReceiver`.
         secret: As for `CallbackReceiver`.
-        on_settled: Awaited with each change by which a payment becomes final, or was not sent in its time
-            (`send_within`), whichever process finds it out: at least once, also across crashes, and by one process at a
-            time. If it raises, the change comes again, ten times at most. It should take less than half a minute, and
-            its work must be safe to repeat.
+        on_settled: Awaited with each change by which a payment becomes final, is cancelled, or is not made (`NOT_SENT`,
+            `REFUSED`, `RELEASED`: it may still be paid later, under the same key), whichever process finds it out: at
+            least once, also across crashes, and by one process at a time. If it raises, the change comes again, ten
+            times at most. It should take less than half a minute, and its work must be safe to repeat.
         name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. When a backend with
             this name is entered for the first time, it begins with the changes from then on.
         min_interval: As for `AsyncClient.poller`, seconds.
@@ -354,9 +354,10 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     async def _settle(self, change: PaymentChange) -> None:
         """Hand a settled payment to `on_settled`. Others are done, too: after a crash, the first open change lags."""
-        is_late = change.state is PaymentState.NOT_SENT and change.record is not None and change.record.is_late
+        # A payment that is on its way again settles later.
+        is_settled = change.state in CLOSED and (change.record is None or change.record.state is change.state)
         try:
-            if self._on_settled is not None and (change.state is PaymentState.FINAL or is_late):
+            if self._on_settled is not None and is_settled:
                 await self._on_settled(change)
         except Exception as exc:
             logger.exception("on_settled failed for order %r, and is called again", change.key)

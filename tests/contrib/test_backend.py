@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -225,6 +226,33 @@ async def test_a_second_click_does_not_hide_what_is_known(
         status = await backend.status("order-1")
         assert status is not None and status.state is OrderState.FINDING_OUT
         monkeypatch.setattr(backend, "_drain", 0)
+
+
+@pytest.mark.slow
+async def test_an_order_hears_that_its_payment_is_not_made(sandbox: Sandbox, tmp_path: Path) -> None:
+    """`on_settled` gets a payment that was refused after its answer, or taken out of the queue."""
+    told: list[tuple[str | None, str]] = []
+
+    async def on_settled(change: PaymentChange) -> None:
+        told.append((change.key, str(change.state)))
+
+    async def heard(*expected: tuple[str, str]) -> None:
+        with anyio.fail_after(60):
+            while told != [*expected]:
+                await anyio.sleep(0.05)
+        told.clear()
+
+    no = Reply(status=422, body=b'{"status": "error", "error_code": "AMOUNT_TOO_LOW", "message": "no"}', code=None)
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+        sandbox.script(faults._answer_with("too low", no, processed=False), on="c2b")
+        answer = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        assert answer.state is OrderState.SENDING
+        await heard(("order-1", "REFUSED"))
+        payments = backend.client.payments
+        order: Any = {"type": "collection", "phone_number": DECLINES, "amount": 2}
+        await payments.enqueue(**order, idempotency_key="order-2", not_before=timedelta(hours=1))
+        await payments.cancel("order-2", note="the customer has left")
+        await heard(("order-2", "CANCELLED"))
 
 
 @pytest.mark.slow

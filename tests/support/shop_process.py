@@ -1,7 +1,7 @@
 """The FastAPI shop as a process: ``python -m tests.support.shop_process PORT BASE_URL TOKEN STORE_URL SPEED GRACE``.
 
 It says its port (PORT 0 takes a free one) when customers may come, and stops on SIGTERM within GRACE seconds. Each
-change that `on_settled` gets is a line of the file beside the store, ``….settled``.
+final change that `on_settled` gets is a line of the file beside the store, ``….settled``.
 """
 
 import socket
@@ -28,6 +28,8 @@ def main(*arguments: str) -> None:
         )
 
     async def on_settled(change: PaymentChange) -> None:
+        if change.status is None:
+            return
         with open(f"{store_url.removeprefix('sqlite:///')}.settled", "a") as book:  # noqa: ASYNC230
             book.write(f"{change.key} {change.status}\n")
 
