@@ -18,9 +18,9 @@ from django.urls import path
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from mobilemoney_async import AsyncClient, PaymentChange, SQLStore
+from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.http_answers import answer_status
+from mobilemoney_async.contrib.http_answers import HTTPAnswer, answer_error, answer_status
 from mobilemoney_async.values import tanzanian
 
 settings.configure(
@@ -50,20 +50,34 @@ class Order(models.Model):
 def order(request: HttpRequest, number: str) -> JsonResponse:
     if request.method != "POST":
         return JsonResponse(Order.objects.get(id=number).state, safe=False)
+    try:
+        place(number, json.loads(request.body)["phone_number"])
+    except MobileMoneyError as error:  # a wrong number, another payment of the order
+        return respond(answer_error(error))
+    return JsonResponse("open", safe=False, status=202)
+
+
+def place(number: str, phone_number: str) -> None:
     # Order and payment: both or none.
     with transaction.atomic():
         Order.objects.get_or_create(id=number)
         payment = store().enqueue(
             connection,
             type="collection",
-            phone_number=tanzanian(json.loads(request.body)["phone_number"]),
+            phone_number=tanzanian(phone_number),
             amount=PRICE,
             idempotency_key=number,
             not_after=timedelta(minutes=10),
         )
         if payment.state == "QUEUED":  # also once more, after it was unpaid
             Order.objects.filter(id=number, state="unpaid").update(state="open")
-    return JsonResponse("open", safe=False, status=202)
+
+
+def respond(answer: HTTPAnswer) -> JsonResponse:
+    response = JsonResponse(dict(answer.body), status=answer.status)
+    for name, value in answer.headers.items():
+        response[name] = value
+    return response
 
 
 def give_up(request: HttpRequest, number: str) -> JsonResponse:
@@ -74,8 +88,7 @@ def give_up(request: HttpRequest, number: str) -> JsonResponse:
 
 async def status(request: HttpRequest, number: str) -> JsonResponse:
     backend = request.scope["state"]["backend"]
-    answer = answer_status(await backend.status(number))
-    return JsonResponse(dict(answer.body), status=answer.status, headers=dict(answer.headers))
+    return respond(answer_status(await backend.status(number)))
 
 
 urlpatterns = [

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from mobilemoney_async import AsyncClient, PaymentChange, SQLStore
-from mobilemoney_async.contrib.fastapi import mobilemoney_lifespan
+from mobilemoney_async.contrib.fastapi import install_error_answers, mobilemoney_lifespan
 from mobilemoney_async.values import tanzanian
 
 PRICE = 15_000
@@ -55,6 +55,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan)
 
+    install_error_answers(app)  # a wrong number, another payment of the order
     @app.post("/orders/{order}", status_code=202)
     async def pay(order: str, cart: Cart) -> None:
         # Order and payment: both or none.

@@ -35,7 +35,9 @@ def test_a_customer_sees_the_status(database):
         browser.post("/orders/order-1", json={"phone_number": "0780 000 789"})
         while (answer := browser.get("/orders/order-1/status")).status_code == 202:
             time.sleep(0.05)
+        unknown = browser.get("/orders/order-2/status")
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
+    assert (unknown.status_code, unknown.headers["Content-Type"]) == (404, "application/problem+json")
 """
 # The copied fixtures open the shop of either framework.
 UNPAID_TEST = """
@@ -89,6 +91,21 @@ async def test_what_turns_out_to_be_paid_is_shipped(open_shop, mobilemoney_sandb
             assert [row.id async for row in staff.transactions.list()] == [transaction_id]  # the change is seen
             await staff.payments.recover({"order-1": transaction_id}, note="Asha: the dashboard has it as paid")
         await becomes(browser, "ship")
+
+
+async def test_what_the_customer_can_correct_is_said(open_shop):
+    async def pay(phone_number):
+        answer = await browser.post("/orders/order-1", json={"phone_number": phone_number})
+        return answer.status_code, answer.json()
+
+    async with open_shop() as browser:
+        status, said = await pay("0222 111 000")
+        assert (status, said["message"]) == (422, "Please enter a Tanzanian mobile number, such as 0788 500 000.")
+        await click(browser, "+255780000039")
+        await becomes(browser, "unpaid")
+        status, said = await pay("0780 000 789")
+        assert (status, said["title"]) == (409, "This order has another payment. Please begin a new order.")
+        assert (await browser.get("/orders/order-1")).json() == "unpaid"
 """
 
 pytestmark = pytest.mark.once
@@ -125,7 +142,10 @@ def test_a_view_of_django_answers_with_the_status(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["FastAPI", "Django"])
 def test_an_unpaid_order_that_is_paid_after_all_is_shipped(tmp_path: Path, framework: str) -> None:
-    """No paid order stays unpaid: by the next click after an outage, or since the service has corrected itself."""
+    """No paid order stays unpaid: by the next click after an outage, or since the service has corrected itself.
+
+    What the customer has to correct is an answer, no error of the server.
+    """
     copy_files(tmp_path, framework)
     (tmp_path / "test_unpaid.py").write_text(UNPAID_TEST, encoding="utf-8")
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
