@@ -344,7 +344,10 @@ class AccountSuspended(StoreError):
 
 
 class IdempotencyConflict(StoreError):
-    """Key that was used for another payment: other type, phone number, amount or extra fields. Nothing was sent."""
+    """Key that was used for another payment, or is used up: that payment was cancelled. Nothing was sent.
+
+    Another payment has another type, phone number, amount or other extra fields.
+    """
 
     outcome: CallOutcome = "not_sent"
 

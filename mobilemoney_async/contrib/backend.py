@@ -286,9 +286,12 @@ class Backend(anyio.AsyncContextManagerMixin):
         await create.is_shown.wait()
         with anyio.move_on_after(patience):
             await create.is_done.wait()
-        status, error = await self.status(order), create.error
+        record, error = await self._payments.get(order), create.error
+        status = None if record is None else read_record(record)
         is_not_made = status is None or status.state is OrderState.NOT_MADE  # or else another process has sent it
-        if error is not None and (is_not_made or isinstance(error, OutcomeUnknown | IdempotencyConflict)):
+        is_cancelled = record is not None and record.state is PaymentState.CANCELLED  # which its status says
+        is_raised = is_not_made or (isinstance(error, OutcomeUnknown | IdempotencyConflict) and not is_cancelled)
+        if error is not None and is_raised:
             if not isinstance(error, MobileMoneyError):
                 raise error
             raise copy.copy(error) from error.__cause__  # its traceback is each waiter's

@@ -86,7 +86,8 @@ class _Creates:
                 you pay again. See its subclasses.
             LimitExceeded: A disbursement exceeds one of the client's `DisbursementLimits`; nothing was sent.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
-            IdempotencyConflict: With a store: the key was used for another payment; nothing was sent.
+            IdempotencyConflict: With a store: the key was used for another payment, or for a cancelled one; nothing was
+                sent.
             DuplicateSuspected: With a store: a payment of this type and amount for this phone number is unresolved
                 under another key; nothing was sent.
             StoreError: With a store: it failed or cannot be reached, and nothing was sent by this call. (Where the

@@ -253,6 +253,8 @@ async def test_an_order_hears_that_its_payment_is_not_made(sandbox: Sandbox, tmp
         await payments.enqueue(**order, idempotency_key="order-2", not_before=timedelta(hours=1))
         await payments.cancel("order-2", note="the customer has left")
         await heard(("order-2", "CANCELLED"))
+        again = await backend.collect("order-2", phone_number=DECLINES, amount=2)
+        assert (again.state, again.reason) == (OrderState.FAILED, "CANCELLED")
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
         example().pay_out("order-1", "+255681234567", "5000")
 
 
-@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
+@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused", "cancelled"])
 def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +147,11 @@ def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
             example().pay_out("order-1", number, "4000")
         if wrong == "refused":
             sandbox.script(faults.server_error(422, processed=False), on="b2c")
+        if wrong == "cancelled":
+            opened = example().Worker
+            order = {"type": "disbursement", "phone_number": number, "amount": 5000, "idempotency_key": "order-1"}
+            opened.portal.call(partial(opened.client.payments.enqueue, **order))
+            opened.portal.call(partial(opened.client.payments.cancel, "order-1", note="paid in cash"))
         example().pay_out("order-1", number, "5000")
     assert caplog.messages[-1].startswith("order-1: an operator must look: ")
     assert number[-6:] not in caplog.text

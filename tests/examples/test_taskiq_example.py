@@ -163,7 +163,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.slow
 @on_asyncio
-@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
+@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused", "cancelled"])
 async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
     wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
 ) -> None:
@@ -179,11 +179,15 @@ async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
         if wrong == "refused":
             sandbox.script(faults.server_error(422, processed=False), on="b2c")
         number = "0681 765 432" if wrong == "phone number" else "+255681234567"
+        if wrong == "cancelled":
+            order: dict[str, Any] = {"phone_number": number, "amount": 5000, "idempotency_key": "order-1"}
+            await state.client.payments.enqueue(type="disbursement", **order)
+            await state.client.payments.cancel("order-1", note="paid in cash")
         await example().pay_out("order-1", number, "5000", job=job)
     assert job.acknowledged == 1
     assert re.match("order-1: an operator must look: ", caplog.messages[-1])
     assert number[-6:] not in caplog.text
-    assert queued == ([] if wrong == "phone number" else ["order-1"])
+    assert queued == ([] if wrong in {"phone number", "cancelled"} else ["order-1"])
     assert sum(each.amount == "5000" for each in sandbox.transactions.values()) == 0
 
 

@@ -38,6 +38,7 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import (
     DuplicateSuspected,
+    IdempotencyConflict,
     MobileMoneyError,
     OutcomeUnknown,
     RequestTimeout,
@@ -130,7 +131,7 @@ class IdempotentCreates:
         in the queue at that moment, and its `not_after` has not passed.
 
         Raises:
-            IdempotencyConflict: The key was used for another payment; nothing was sent.
+            IdempotencyConflict: The key was used for another payment, or is used up; nothing was sent.
             DuplicateSuspected: A payment of the same kind is unidentified; nothing was sent.
             AccountSuspended: The account is suspended or removed; nothing was sent.
             LimitExceeded: A disbursement exceeds a limit; nothing was sent.
@@ -243,12 +244,11 @@ class IdempotentCreates:
                 progress.is_reading, has_looked = False, True
 
     def _clearance(self, record: PaymentRecord | None, now: datetime, asked_at: datetime | None) -> Clearance:
-        """Return whether a key may be sent now; raise `StoreError` if its payment was taken out of the queue."""
+        """Return whether a key may be sent now; raise `IdempotencyConflict` if its payment was cancelled."""
         if record is None:
             return Clearance.SEND
         if record.state is PaymentState.CANCELLED:
-            said = f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent"
-            raise StoreError(said, outcome="not_sent")
+            raise IdempotencyConflict(f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent")
         answer = clearance(record, now, absent_suffices=self._store.resend_absent_collections, grace=self._store.grace)
         if answer is Clearance.SEND and (reason := withdrawal(record, now, asked_at=asked_at)) is not None:
             raise StoreError(f"payment {record.key!r}: {reason}; nothing was sent", outcome="not_sent")
