@@ -119,7 +119,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         async with (
             make_client(store=store()) as client,
-            Backend(client, on_settled=settle, name="shop") as backend,
+            Backend(client, on_settled=settle, name="shop", pause_after=None) as backend,
         ):
             yield {"backend": backend}
 

@@ -196,7 +196,8 @@ def shop_lifespan(
         "per_minute": 45 * SPEED,  # payments that the dispatcher sends; the limit's rest is for these questions
         "reconcile_every": 60 / SPEED,  # seconds until the service's list is searched for unknown payments again
     }
-    payments = mobilemoney_lifespan(client, secret=os.environ.get("CALLBACK_SECRET"), **paces | options)
+    options = {"pause_after": None, **paces, **options}  # strangers who do not approve do not close the shop
+    payments = mobilemoney_lifespan(client, secret=os.environ.get("CALLBACK_SECRET"), **options)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -49,13 +49,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         books("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, state TEXT)")
-        async with mobilemoney_lifespan(lambda: make_client(store=store), on_settled=settle, name="shop")(app):
+        options = {"on_settled": settle, "name": "shop", "pause_after": None}  # strangers do not close the shop
+        async with mobilemoney_lifespan(lambda: make_client(store=store), **options)(app):
             yield
         store.close()
 
     app = FastAPI(lifespan=lifespan)
-
     install_error_answers(app)  # a wrong number, another payment of the order
+
     @app.post("/orders/{order}", status_code=202)
     async def pay(order: str, cart: Cart) -> None:
         # Order and payment: both or none.

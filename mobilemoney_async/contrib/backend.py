@@ -119,6 +119,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             this name is entered for the first time, it begins with the changes from then on.
         min_interval: As for `AsyncClient.poller`, seconds.
         per_minute: As for `AsyncClient.dispatcher`.
+        pause_after: As for `AsyncClient.dispatcher`. So many customers in a row who do not approve pause the whole
+            queue, payouts included, until somebody resumes; None where strangers can order.
         send_within: How long an order of `collect` may wait, seconds, more than 0: for the rate limit, or for another
             process if its own dies. Then it is not made, so that no phone rings for an abandoned order.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
@@ -145,6 +147,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         name: str | None = None,
         min_interval: float = 1.0,
         per_minute: float = 45.0,
+        pause_after: int | None = 20,
         send_within: float = 600.0,
         reconcile_every: float = 60.0,
         drain: float = 10.0,
@@ -160,7 +163,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
         self.poller: Poller = client.poller(min_interval=min_interval, resume=True)
-        self.dispatcher: Dispatcher = client.dispatcher(per_minute=per_minute)
+        self.dispatcher: Dispatcher = client.dispatcher(per_minute=per_minute, pause_after=pause_after)
         self.callbacks: CallbackReceiver = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
         self._on_settled = on_settled
         self._name = None if name is None else values.require_name("name", name)

@@ -258,6 +258,32 @@ async def test_an_order_hears_that_its_payment_is_not_made(sandbox: Sandbox, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pause_after", [2, None])
+async def test_customers_who_do_not_approve_pause_the_queue_or_not(
+    sandbox: Sandbox, tmp_path: Path, pause_after: int | None
+) -> None:
+    """A shop whose customers are strangers goes on to sell and to pay out, if it says so."""
+    async with opened(sandbox, tmp_path, pause_after=pause_after, per_minute=60.0) as backend:
+
+        async def enqueue(order: str, kind: str, phone_number: str, amount: int) -> None:
+            await backend.client.payments.enqueue(
+                type=kind, phone_number=phone_number, amount=amount, idempotency_key=order
+            )
+
+        for amount in (1, 2):
+            await enqueue(f"order-{amount}", "collection", DECLINES, amount)
+            assert (await end(backend, f"order-{amount}")).state is OrderState.FAILED
+        await enqueue("order-3", "collection", PAYS, 3)
+        await enqueue("refund-1", "disbursement", PAYS, 1000)
+        with anyio.move_on_after(5):
+            assert (await end(backend, "refund-1")).state is OrderState.SUCCEEDED
+        assert (backend.dispatcher.stats.paused is None) == (pause_after is None)
+        status = await backend.status("refund-1")
+        assert status is not None
+        assert status.state is (OrderState.SUCCEEDED if pause_after is None else OrderState.SENDING)
+
+
+@pytest.mark.slow
 async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandbox, tmp_path: Path) -> None:
     """`on_settled` gets a payment that ended while no process was there, and that only the list shows."""
     sandbox.script(faults.drop(processed=True), on="POST c2b")
