@@ -138,7 +138,8 @@ async def test_a_second_transaction_is_reported_and_stops_a_third(
         assert world.posts("new") == 0
         await client.payments.explain(second, note="Asha refunded it")
     assert isinstance(await world.attempt(client, new), Acknowledgement)
-    await client.payments.explain(second, note="Asha refunded it", by="Asha")
+    said = await client.payments.explain(second, note="refunded", by="Asha")
+    assert (said.state, said.note, said.explained_by) == ("explained", "refunded", "Asha")
     await world.read(client)
     assert await unclaimed(client) == set()
 

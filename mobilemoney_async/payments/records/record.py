@@ -317,6 +317,7 @@ class UnclaimedTransaction(Data):
         fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
         state: ``open``; ``explained`` by someone; or ``claimed`` by a payment since.
         note: The explanation, or None.
+        explained_by: The name that was given with it, or None.
         is_gap: Whether it is of a time that the store has forgotten, as after a restored backup. It stops other
             payments of its kind until a payment claims it (`recover`, `identify`), or someone explains it.
     """
@@ -331,6 +332,7 @@ class UnclaimedTransaction(Data):
     fits_key: str | None = None
     state: str = OPEN
     note: str | None = None
+    explained_by: str | None = None
     is_gap: bool = False
 
 

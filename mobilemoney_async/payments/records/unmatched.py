@@ -208,6 +208,7 @@ def to_line(row: sa.Row[Any]) -> Line:
         fits_key=row.fits_key,
         state=state,
         note=row.note,
+        explained_by=row.explained_by,
         is_gap=row.is_lost,
     )
     return Line(shown, row.number_digest, row.due_at, row.told_at)
