@@ -109,7 +109,7 @@ class Binding:
         self._named = pipeline.tokens if isinstance(pipeline.tokens, NamedSource) else None
         self.has_vault: bool = self._named is not None and self._named.is_vault
         # Its own calls are what credentials are admitted by.
-        self._pipeline = attrs.evolve(pipeline, admission=None) if self.has_vault else pipeline
+        self._pipeline = attrs.evolve(pipeline, admission=None)
         self._host = _host(pipeline.wire.base_url)
         self._memory = memory
 

@@ -58,7 +58,7 @@ class _Reader:
         self._query: dict[str, str | int] = {"limit": PAGE_SIZE_MAX, "from": days[0].isoformat()}
         if days[1] is not None and days[1] < self._began_at.date():
             self._query["to"] = days[1].isoformat()
-        self._counts = Pagination(current_page=1, total_pages=1, total_count=0, per_page=PAGE_SIZE_MAX)
+        self._counts: Pagination  # of the latest page: the first one that is read is number 1
 
     async def read(self, number: int) -> PageAnswer:
         """Return a page, empty if the service refuses a number other than 1, as one beyond its last page may be.

@@ -403,9 +403,7 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     if current.ended_at is None or look.evidence.walk.began_at < current.ended_at:
         return current
     has_counted = look.counts(current, row.walked_at)
-    values: dict[str, Any] = {}
-    if has_counted:
-        values |= {"walks": current.walks + 1, "walked_at": at}
+    values: dict[str, Any] = {"walks": current.walks + 1, "walked_at": at} if has_counted else {}
     is_released = current.state is PaymentState.RELEASED  # a person has decided: the listing needs no control
     if verdict.is_clear and (is_released or not look.is_contradicted):
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
