@@ -49,7 +49,7 @@ async def on_its_way(
 async def adopt_another(world: World, client: AsyncClient, kind: str, status: str = "PENDING") -> str:
     """Let another process take a row of the till for it, since the list does not show its own; return that row."""
     world.service.list = ListBehaviour(hide=lambda payment: payment.owner == "k")
-    row = world.service.make(TYPES[kind], number(1), "5000", status=status)
+    row = world.service.make(TYPES[kind], number(1), "5000", status=status, external_id="till/7")
     await client.payments.reconcile(stale_after=0)
     record = await world.get(client, "k")
     assert (record.transaction_id, record.is_adopted) == (row.id, True)
@@ -71,7 +71,7 @@ async def test_our_own_acknowledgement_wins_against_a_row_that_was_adopted(
     (own,), record = world.made("k"), await world.get(client, "k")
     assert isinstance(answers[0], Acknowledgement)
     assert (record.state, record.transaction_id, record.is_adopted) == (PaymentState.ACKNOWLEDGED, own, False)
-    assert (record.transaction, record.status) == (None, answers[0].status_code)
+    assert (record.transaction, record.status, record.external_id) == (None, answers[0].status_code, None)
     assert record.history[-1].detail == f"{own}, in place of {row}, which was taken for it"
     assert [(each.transaction_id, each.fits_key) for each in await client.payments.unclaimed()] == [(row, "k")]
     assert [each.status for each in await changes_of(client, row)] == [status]
