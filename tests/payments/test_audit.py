@@ -62,8 +62,17 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(world: Worl
 
 @pytest.mark.costly("runs lines of payments/audit/report.py, payments/audit/audit.py that no quick test runs")
 async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World) -> None:
-    """A stranger, a second payment, another state, another amount, an unknown result, a transaction that is gone."""
+    """A stranger, a second payment, another state or amount, an unknown result, one that is gone or hidden."""
+
+    def hide(body: dict[str, Any]) -> None:
+        body["transactions"] = [row for row in body["transactions"] if not row["amount"].startswith("80")]
+        body["pagination"]["total_count"] -= 1
+
+    world.line.change_page = hide
     async with world.client() as client, world.client(store=world.store(account="other system")) as other:
+        for amount in (70, 80):
+            await pay(client, amount)
+            await anyio.sleep(900)
         await pay(client, 1000, 2000, 3000, 6000)
         await finish(client)
         await pay(client, 4000)
@@ -79,12 +88,14 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         report = await audit(world, client)
         found = {(str(each.kind), each.key) for each in report.differences}
         advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
+        (hidden,) = (each.reason for each in report.differences if (each.kind, each.key) == ("missing", "k80"))
         commands = {(str(each.kind), each.key): each.commands for each in report.differences}
     assert "follow it" in advice["k4000"] and "ask the service" in advice["k6000"]
     assert ("unclaimed", None) in found
     assert ("paid_twice", "k1000") in found
     assert ("content", "k2000") in found
     assert ("missing", "k3000") in found
+    assert hidden.endswith("of payment 'k80', but the service knows it")
     assert ("state", "k4000") in found
     assert ("unresolved", "k5000") in found
     assert all(each.reason and each.advice for each in report.differences)
