@@ -884,7 +884,7 @@ async def test_a_locked_claim_ends_alone(postgres_url: str) -> None:
 
 
 async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:
-    """Their claims are given back, and their rows go."""
+    """Their claims are given back, and their rows go. A payment that is queued for later is no work before."""
     await with_work(store_url, 2)
     platform, claims = Platform(store_url), claims_of(store_url)
     await renew(claims)
@@ -894,6 +894,7 @@ async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> No
     async with platform.merchants() as merchants:
         for account in shops(2):
             await (await merchants.client(account)).payments.cancel("queued-1", note="not wanted")
+            await enqueue(merchants, [account], "queued-2", not_before=timedelta(hours=1))
     await claims.look()
     await renew(claims)
     with anyio.fail_after(20):
