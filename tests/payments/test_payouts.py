@@ -440,13 +440,15 @@ async def test_a_report_is_proposed_as_it_is_and_pays_nothing_twice(client: Asyn
 
 
 def test_a_key_to_which_a_report_may_have_added_an_apostrophe_is_refused() -> None:
-    """The key without it, and the key with it, are two payments."""
+    """The key without it, and the key with it, are two payments. In a file of one's own it is part of the key."""
     head = "line,key,phone_number,amount,state,transaction_id,fee,reason,warning\n"
     for key in ("'=1+1", "a;'=1"):
         with pytest.raises(InvalidRequest, match="line 2: key may have got an apostrophe"):
             read_rows(f"{head}2,{key},+255681234501,5,FAILED,,,,\n")
     (row,) = read_rows(f"{head}2,it's,+255681234501,5,FAILED,,,,\n")
     assert (row.key, dict(row.info)) == ("it's", {})
+    (row,) = read_rows("key,phone_number,amount\n'=1+1,+255681234501,5\n")
+    assert row.key == "'=1+1"
 
 
 async def test_a_line_that_someone_has_edited_is_an_error_of_ours(world: World, client: AsyncClient) -> None:
