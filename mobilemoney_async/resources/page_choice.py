@@ -148,9 +148,9 @@ class JoinedPages:
     """Pages of a list, read one after the other in ascending order, with rows that follow each other without a gap.
 
     Rows that arrive hide none: they push others to later pages, where those are shown once more. So the known rows of a
-    page must be the last ones before it, in their order. It is otherwise, or the total falls, where rows leave or move:
-    one may then have been missed. A total never proves the end of the list. An empty page does, or the last
-    page once more, by its own number.
+    page must come first on it, follow each other as before, and be followed by all that were known behind them, also at
+    the end of the list. It is otherwise, or the total falls, where rows leave or move: one may then have been missed.
+    A total never proves the end of the list. An empty page does, or the last page once more, by its own number.
 
     Attributes:
         first: The number of the first page.
@@ -219,15 +219,20 @@ class JoinedPages:
         else:
             self.is_at_end = self.page >= self.pages or is_lost
         self.is_over = self.is_at_end or is_lost
+        self.is_joined &= not self.is_at_end or self._reached == len(self._places)
         self._begin = begin
         self.page += 1
 
     def _join(self, ids: list[str]) -> bool:
         """Add the rows of a page, and return whether it leads on: its last row is new."""
         known = [self._places[each] for each in ids if each in self._places]
-        start = known[0] if known else len(self._places)
+        if known[:1] == [0] and self.page > self.pages:
+            return False  # the first page in place of one beyond the end
+        size = len(self._places)
+        start = known[0] if known else size
         end, advances = start + len(known), ids[-1] not in self._places
-        if known != [*range(start, end)] or start > self._reached or (advances and end < len(self._places)):
+        is_row = [self._places.get(each) for each in ids[: len(known)]] == [*range(start, end)]
+        if not is_row or start > self._reached or (advances and end < size):
             self.is_joined = False
         for each in ids:
             self._places.setdefault(each, len(self._places))

@@ -293,6 +293,37 @@ class TestAListThatChanges:
         assert (walk.is_complete, shown(walk)) == (True, ids(service))
         assert service.lists == 5 + 6
 
+    @pytest.mark.parametrize(("count", "moved", "arrival"), [(351, 151, 0), (400, 9, 0), (251, 200, 0), (251, 200, 2)])
+    async def test_a_gap_is_noticed_though_an_arrival_makes_up_the_count(
+        self, service: SecondService, count: int, moved: int, arrival: int
+    ) -> None:
+        """With the oldest change first, a known row ends the list, alone on its page or behind or before an arrival."""
+        fill(service, count)
+        places = {count + 1: arrival}
+        service.list.order = lambda payment: (places.get(payment.number, 0), payment.number)
+
+        def before(shown: int) -> None:
+            if shown == 2:
+                fill(service, 1, span=timedelta(0))
+                places[moved] = 1
+
+        service.list.before = before
+        async with lister(service) as listing:
+            walk = await listing.complete(YESTERDAY)
+        assert (walk.is_complete, shown(walk)) == (True, ids(service))
+
+    @ORDERS
+    async def test_a_service_that_repeats_its_first_page_beyond_the_last_has_a_whole(
+        self, service: SecondService, newest_first: bool
+    ) -> None:
+        fill(service, 250)
+        service.list = ListBehaviour(
+            newest_first=newest_first, beyond=lambda page, last: 1, before=lambda shown: fill(service, 1)
+        )
+        async with lister(service) as listing:
+            walk = await listing.complete(YESTERDAY)
+        assert walk.is_complete
+
     @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: count])
     async def test_a_list_that_is_away_for_a_moment_does_not_end_there(
         self, service: SecondService, total_count: Any
