@@ -13,6 +13,7 @@ import pytest
 from mobilemoney_async import AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.sandbox import Choices, faults
+from tests.payments import second_world
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world
 from tests.payments.tables import edit
 
@@ -234,6 +235,43 @@ async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(w
         report = await client.payments.audit(from_date=first, to_date=world.utcnow().date())
     kinds = Counter(str(each.kind) for each in report.differences)
     assert kinds == {"unclaimed": 2, "paid_twice": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (("FINAL", "FAILED"), ("FINAL", "SUCCESS"), ["paid_twice"]),
+        (("FINAL", "FAILED"), ("FINAL", "FAILED"), []),
+        (("RELEASED", None), ("FINAL", "FAILED"), ["unresolved"]),
+        (("RELEASED", None), ("FINAL", "SUCCESS"), ["paid_twice"]),
+        (("FINAL", "FAILED"), ("SENDING", None), ["unresolved"]),
+    ],
+)
+async def test_beside_other_systems_each_payment_of_its_kind_may_be_a_transaction(
+    sqlite_file_url: str, first: tuple[str, str | None], second: tuple[str, str | None], found: list[str]
+) -> None:
+    """Not the nearest alone; also one that was called absent, and one whose request is younger than the transaction."""
+    world = second_world.make_world(sqlite_file_url)
+    world.sole_writer = False
+    async with world.client() as client:
+        for key, (state, status) in (("first", first), ("second", second)):
+            await world.pay(client, [second_world.Order(key, "collections", second_world.number(1))])
+            payment, values = world.service.payments[-1], {"state": state, "status": status}
+            if status is None:
+                world.service.payments.remove(payment)
+                values["transaction_id"] = None
+            else:
+                world.service.finish(payment, status)
+            edit(world.url, payments.update().where(payments.c.key == key).values(values))
+            if key == "first":
+                await anyio.sleep(300)
+                stranger = world.service.make("collection", payment.phone_number, payment.amount, id="stranger")
+                world.service.finish(stranger)
+                await anyio.sleep(900)
+        today = world.utcnow().date()
+        report = await client.payments.audit(from_date=today, to_date=today)
+    assert [str(each.kind) for each in report.differences if each.transaction_id == "stranger"] == found
+    assert not report.on_its_way
 
 
 async def test_an_audit_while_payments_are_sent_calls_none_of_them_unclaimed(store_url: str) -> None:

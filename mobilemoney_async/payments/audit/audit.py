@@ -57,7 +57,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
     def read(journal: Journal) -> Comparison:
         # Before the owners: of a payment that is recorded at this moment, one of the two shows the transaction.
         around = shift(start, -_DAY), shift(last, 2 * _DAY)
-        open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None))
+        open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None), also=PaymentState.RELEASED)
         owned = owners(journal, [row.id for row in walk.rows])
         return Comparison(
             rows=walk.rows,
@@ -86,10 +86,10 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
 
 
 def _sent_between(
-    journal: Journal, start: datetime, end: datetime, *where: sa.ColumnElement[bool]
+    journal: Journal, start: datetime, end: datetime, *where: sa.ColumnElement[bool], also: PaymentState | None = None
 ) -> list[PaymentRecord]:
-    """Return the payments that were sent in a time, and may exist."""
-    states = [str(each) for each in (*REUSABLE, PaymentState.CANCELLED)]
+    """Return the payments that were sent in a time, and may exist, and those in another state."""
+    states = [str(each) for each in (*REUSABLE, PaymentState.CANCELLED) if each is not also]
     here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
     may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
     rows = journal.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))

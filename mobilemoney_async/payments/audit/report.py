@@ -32,6 +32,8 @@ from mobilemoney_async.text import shown_text
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
+# How far the clocks may differ beyond what the rows of own payments show.
+_CLOCKS = timedelta(minutes=10)
 # Digits of a sum: more than any list of amounts needs.
 _DIGITS = 200
 
@@ -50,7 +52,7 @@ class DifferenceKind(str, enum.Enum):
     STATE = "state"
     """One is final, and the other is open or has another final state."""
     UNRESOLVED = "unresolved"
-    """A payment with an unknown result, or a transaction that may be that payment."""
+    """A payment with an unknown result, or a transaction that may be that payment, or one that was called absent."""
     INCOMPLETE = "incomplete"
     """The list could not be compared as a whole."""
 
@@ -126,8 +128,8 @@ class AuditReport(Data):
         differences: The differences, each with a reason.
         totals: By type, status and settlement batch, to tick off against the statement.
         unsettled: The ids of successful collections for which the list shows no settlement, or not its batch.
-        on_its_way: The ids of transactions that no payment claims yet, and that are no difference: a payment of their
-            kind is being sent, or they are younger than the store's `grace`.
+        on_its_way: The ids of transactions that no payment claims yet, and that are no difference: they are younger
+            than the store's `grace`, or than the request of a payment of their kind that is being sent.
     """
 
     from_date: date
@@ -162,7 +164,7 @@ class Comparison:
         rows: The rows that the listing shows.
         owned: The payments that own them, by transaction id.
         open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
-            known just before `owned` was read.
+            known just before `owned` was read. Those that someone has called absent are among them.
         sent: The payments that were sent in its days before it began, and may exist.
         facts: The store's facts about the rows.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
@@ -207,11 +209,17 @@ class Comparison:
         found: list[Transaction] = []
         for row in self._unowned():
             near = self._near(row)
-            unidentified = next((each for each in near if each.transaction_id is None), None)
+            unidentified = _first_open(near)
             age = None if row.created_at is None else shift(self.now, ahead) - row.created_at
             # One that is dated far ahead would be young for ever.
             is_young = age is not None and -_NEAR < age < self.grace and (bool(near) or self.is_sole_writer)
-            if is_young if unidentified is None else self._is_on_its_way(unidentified):
+            if unidentified is None:
+                is_awaited = is_young
+            else:
+                start = shift(query_for(unidentified).sent_at, (timedelta(0) if skew is None else skew.low) - _CLOCKS)
+                is_older = row.created_at is not None and row.created_at < start  # than the request
+                is_awaited = self._is_on_its_way(unidentified) and not is_older
+            if is_awaited:
                 found.append(row)
         return found
 
@@ -269,13 +277,17 @@ class Comparison:
         if self.facts.classify(row, None) is RowClass.LOST:
             said += ", of a time that the store has lost"
         near = self._near(row)
-        unidentified = next((each for each in near if each.transaction_id is None), None)
+        known = (each for each in near if each.transaction_id is not None and _has_moved(each.type, row.status))
+        paid = next((each for each in known if _has_moved(each.type, each.status)), None)
+        unidentified = _first_open(near)
+        if unidentified is None and paid is None:
+            unidentified = next((each for each in near if each.transaction_id is None), None)
         if unidentified is not None:
             said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
             yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row, self._step(unidentified, row))
-        elif near and _has_moved(near[0].type, row.status) and _has_moved(near[0].type, near[0].status):
-            said += f", which fits payment {near[0].key!r} as well as its own transaction {near[0].transaction_id}"
-            yield difference(DifferenceKind.PAID_TWICE, said, near[0], row)
+        elif paid is not None:
+            said += f", which fits payment {paid.key!r} as well as its own transaction {paid.transaction_id}"
+            yield difference(DifferenceKind.PAID_TWICE, said, paid, row)
         elif self.is_sole_writer:
             yield difference(DifferenceKind.UNCLAIMED, said, row=row)
 
@@ -299,6 +311,12 @@ class Comparison:
 
     def _is_on_its_way(self, record: PaymentRecord) -> bool:
         return record.state is PaymentState.SENDING and not is_stale(record, self.now)
+
+
+def _first_open(near: Sequence[PaymentRecord]) -> PaymentRecord | None:
+    """Return the first of some payments whose transaction is not known, and that nobody has called absent."""
+    is_open = (each for each in near if each.transaction_id is None and each.state is not PaymentState.RELEASED)
+    return next(is_open, None)
 
 
 def _has_moved(type: str, status: str | None) -> bool:
