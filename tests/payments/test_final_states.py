@@ -6,9 +6,11 @@ import anyio
 import pytest
 
 from mobilemoney_async import PaymentCause, SQLStore
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
+from tests.payments.tables import edit
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +58,27 @@ async def test_a_final_state_that_changes_is_told_where_other_systems_pay(sqlite
     assert [type(each) for each in events if isinstance(each, FinalStateChanged | TransactionUnclaimed)] == [
         FinalStateChanged
     ]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_final_state_that_the_list_showed_first_is_told(sqlite_file_url: str, is_known: bool) -> None:
+    """Before the payment had ended here, or was known to be its transaction."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
+        await world.pay(client, [Order("k", "collections", number(1))])
+        payment = world.service.payments[-1]
+        world.service.finish(payment)
+        own = payments.update().where(payments.c.key == "k")
+        if not is_known:
+            edit(world.url, own.values(transaction_id="another"))
+        await read(client)
+        edit(world.url, own.values(transaction_id=payment.id, state="FINAL", status="FAILED"))
+        for _ in range(3):
+            await anyio.sleep(MINUTE)
+            await read(client)
+        assert [each.key for each in await client.payments.unresolved()] == ["k"]
+    told = [each for each in events if isinstance(each, FinalStateChanged)]
+    assert [(each.before, each.status) for each in told] == [("FAILED", "SUCCESS")]
 
 
 @pytest.mark.slow

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import FinalStateChanged, Handler, emit
@@ -21,8 +22,9 @@ from mobilemoney_async.text import shown_id, shown_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Final states in memory that were compared with the store.
-_MOST = 20_000
+# Final states in memory that were compared with the store, and the time after which one without a final state of a
+# payment's is compared again: another process may have recorded that meanwhile.
+_MOST, _AGAIN = 20_000, timedelta(minutes=1)
 
 
 async def compare_final_states(
@@ -30,19 +32,14 @@ async def compare_final_states(
 ) -> None:
     """Report the final states on a page of the list that are others than the store's, each once.
 
-    A state is compared when this process sees it first, so a page of known ones asks nothing of the database. Where the
-    store fails, the next page that shows them is compared.
+    A state is compared when this process sees it first, so a page of known ones asks nothing of the database; one that
+    is compared with no final state of a payment's, again a minute later. Where the store fails, the next page that
+    shows them is compared.
     """
     compared = store.compared
-    ended = {row.id: row for row in rows if row.is_final and compared.get(row.id) != row.status}
+    ended = {row.id: row for row in rows if row.is_final and _is_due(compared.get(row.id), str(row.status), now)}
     if not ended:
         return
-
-    def find(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
-        kept = explained(journal, [*ended])  # someone has said which state counts
-        own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
-        pairs = ((record, ended[str(record.transaction_id)]) for record in own if record.is_final)
-        return [(record, row) for record, row in pairs if record.status != row.status]
 
     def note(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
         told = []
@@ -52,20 +49,44 @@ async def compare_final_states(
                 told += [(record, row)] if found is not None and found.cause is PaymentCause.CHANGED else []
         return told
 
+    async def write() -> None:
+        for record, row in await store.write(note):
+            _report(store.account, record, row, on_event)
+
     try:
-        changed = await store.read(find)
-        told = await store.write(note) if changed else []
+        changed, settled = await store.read(lambda journal: _find(journal, ended))
+        if changed:
+            await write()
     except StoreError as exc:
         warn_of_store("final states are not compared with the store now", exc)
         return
     if len(compared) > _MOST:
         compared.clear()
-    compared.update((row.id, str(row.status)) for row in ended.values())
-    for record, row in told:
-        before, status = shown_text(str(record.status)), shown_text(str(row.status))
-        said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
-        logger.error(said, record.key, store.account, before, shown_id(row.id), status)
-        event = FinalStateChanged(
-            transaction_id=row.id, idempotency_key=record.key, type=str(record.type), before=before, status=status
-        )
-        emit(on_event, event)
+    again_at = shift(now, _AGAIN)
+    compared.update((each, (str(row.status), None if each in settled else again_at)) for each, row in ended.items())
+
+
+def _find(
+    journal: Journal, ended: Mapping[str, Transaction]
+) -> tuple[Sequence[tuple[PaymentRecord, Transaction]], Collection[str]]:
+    """Return the payments with another final state than a row of theirs, and the ids whose state is settled here."""
+    kept = explained(journal, [*ended])  # someone has said which state counts
+    own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
+    pairs = [(record, ended[str(record.transaction_id)]) for record in own if record.is_final]
+    changed = [(record, row) for record, row in pairs if record.status != row.status]
+    return changed, {*kept, *(row.id for _, row in pairs)}
+
+
+def _is_due(known: tuple[str, datetime | None] | None, status: str, now: datetime) -> bool:
+    """Return whether a final state is to be compared, which was, or another one, as of `AccountStore.compared`."""
+    return known is None or known[0] != status or (known[1] is not None and now >= known[1])
+
+
+def _report(account: str, record: PaymentRecord, row: Transaction, on_event: Handler | None) -> None:
+    before, status = shown_text(str(record.status)), shown_text(str(row.status))
+    said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
+    logger.error(said, record.key, account, before, shown_id(row.id), status)
+    event = FinalStateChanged(
+        transaction_id=row.id, idempotency_key=record.key, type=str(record.type), before=before, status=status
+    )
+    emit(on_event, event)

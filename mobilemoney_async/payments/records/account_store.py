@@ -79,7 +79,8 @@ class AccountStore:
         newest: When the newest payment that this process knows of was sent.
         due_since: Since when this process knows that the store is to be compared with its service, or None.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
-        compared: Final states of known transactions that were compared with the store, by id.
+        compared: Final states of transactions that were compared with the store, by id, each with when it is compared
+            again, or None.
         clock_offset: How far the service's clock is ahead, as the last listing with payments of ours showed.
         pruned_at: When old changes were last deleted from the feed.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
@@ -98,7 +99,7 @@ class AccountStore:
     newest: datetime | None = attrs.field(default=None, init=False)
     due_since: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
-    compared: dict[str, str] = attrs.field(factory=dict, init=False)
+    compared: dict[str, tuple[str, datetime | None]] = attrs.field(factory=dict, init=False)
     clock_offset: timedelta = attrs.field(default=timedelta(0), init=False)
     pruned_at: datetime | None = attrs.field(default=None, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
