@@ -288,17 +288,19 @@ class Merchants:
 
     async def _suspend_unknown(self, parts: AccountStore, utcnow: Callable[[], datetime], reason: str) -> None:
         """Suspend an account whose merchant the platform does not know; say so once for all hosts."""
+
+        async def suspend() -> None:
+            if await parts.change_state(AccountState.SUSPENDED, reason, utcnow, by_machine=True):
+                said = "account %r is suspended, since auth knows no such merchant (%s): resume or remove it"
+                logger.error(said, parts.account, reason)
+                if self._on_event is not None:
+                    on_event = partial(self._on_event, parts.account)
+                    emit(on_event, MerchantSuspended(account=parts.account, reason=reason))
+
         try:
-            is_new = await parts.change_state(AccountState.SUSPENDED, reason, utcnow, by_machine=True)
+            await shielded(suspend)  # once it is noted, this task says so or none
         except StoreError as exc:
             warn_of_store(f"account {parts.account!r} has no merchant, and cannot be suspended", exc)
-            return
-        if is_new:
-            said = "account %r is suspended, since auth knows no such merchant (%s): resume or remove it"
-            logger.error(said, parts.account, reason)
-            if self._on_event is not None:
-                on_event = partial(self._on_event, parts.account)
-                emit(on_event, MerchantSuspended(account=parts.account, reason=reason))
 
     async def _store_of(self, account: str) -> SQLStore:
         store = self._store if isinstance(self._store, SQLStore) else await self._store(account)

@@ -7,15 +7,24 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient
+from mobilemoney_async import AsyncClient, NoSuchMerchant, SQLStore
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.schema import payments, retries
+from mobilemoney_async.events import ChangeParked, FinalStateChanged, MerchantSuspended, StoreBehind
 from mobilemoney_async.merchants import Merchants
+from mobilemoney_async.payments.feed.consumers import MOST_TRIES
+from tests.payments import second_world
 from tests.payments.service import ORDER, leave, make_world, on_asyncio, rows
+from tests.payments.tables import edit
+from tests.support.second_service import BASE_URL
 
 pytestmark = on_asyncio
 
 Section: TypeAlias = Callable[[AsyncClient, int], Awaitable[object]]
+Act: TypeAlias = Callable[[], Awaitable[Any]]
+Scene: TypeAlias = Callable[[second_world.World, AsyncClient], Awaitable[Act]]
 
 
 async def create(client: AsyncClient, number: int) -> None:
@@ -107,6 +116,81 @@ async def test_a_worker_that_is_cancelled_twice_ends_and_leaves_its_accounts(sql
     await cancel_twice(task, 1)
     assert world.states() == ["ACKNOWLEDGED"]
     assert rows(sqlite_file_url, "SELECT name FROM mobilemoney_leases WHERE holder IS NOT NULL") == []
+
+
+async def turn(world: second_world.World, client: AsyncClient) -> Act:
+    await world.pay(client, [second_world.Order("k", "disbursements", second_world.number(1))])
+    edit(world.url, payments.update().values(state="FINAL", status="FAILED"))
+    world.service.finish(world.service.payments[0])
+    return client.transactions.page
+
+
+async def fall_behind(world: second_world.World, client: AsyncClient) -> Act:
+    orders = [second_world.Order(key, "collections", second_world.number(place)) for place, key in enumerate("abc")]
+    await world.pay(client, orders[:2])
+    edit(world.url, payments.delete().where(payments.c.key == "b"))
+    await anyio.sleep(600)
+    return lambda: world.pay(client, orders[2:])
+
+
+async def fail_often(world: second_world.World, client: AsyncClient) -> Act:
+    await world.pay(client, [second_world.Order("k", "collections", second_world.number(1))])
+    change = await anext(client.payments.changes(consumer="books", start="oldest"))
+    await change.failed(ValueError())
+    edit(world.url, retries.update().values(tries=MOST_TRIES))
+    return lambda: change.failed(ValueError())
+
+
+async def leave_the_platform(world: second_world.World, client: AsyncClient) -> Act:
+    await world.pay(client, [second_world.Order("k", "collections", second_world.number(1))])
+    note, store = client._pipeline.on_event, SQLStore(world.url)
+    assert note is not None
+
+    async def auth(account: str) -> str:
+        raise NoSuchMerchant("left in May")
+
+    async def act() -> None:
+        options: dict[str, Any] = {"transport": lambda _: world.service, "on_event": lambda account, event: note(event)}
+        async with Merchants(BASE_URL, store=store, auth=auth, utcnow=world.utcnow, **options) as merchants:
+            await (await merchants.client("default")).transactions.page()
+
+    return act
+
+
+@pytest.mark.costly("no quick test cancels natively between a mark in the store and the report")
+@pytest.mark.parametrize(
+    ("scene", "noted", "event"),
+    [
+        (turn, "key FROM mobilemoney_payment_records WHERE cause = 'CHANGED'", FinalStateChanged),
+        (fall_behind, "account FROM mobilemoney_accounts WHERE lost_at IS NOT NULL", StoreBehind),
+        (fail_often, "name FROM mobilemoney_retries WHERE next_at IS NULL", ChangeParked),
+        (leave_the_platform, "account FROM mobilemoney_accounts WHERE state = 'SUSPENDED'", MerchantSuspended),
+    ],
+)
+async def test_what_is_told_once_is_told_by_a_task_that_is_cancelled_as_it_is_noted(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch, scene: Scene, noted: str, event: type
+) -> None:
+    """The store says from then on that it was told: no other task will."""
+    world, events = second_world.make_world(sqlite_file_url), list[Any]()
+    run = Database._run
+    tasks = list[asyncio.Task[Any]]()
+
+    async def cancel_once_noted(database: Database, work: Any) -> Any:
+        result = await run(database, work)
+        if tasks and not tasks[0].cancelling() and rows(sqlite_file_url, f"SELECT {noted}"):
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+        return result
+
+    async with world.client(on_event=events.append) as client:
+        act = await scene(world, client)
+        monkeypatch.setattr(Database, "_run", cancel_once_noted)
+        task = asyncio.ensure_future(act())
+        assert isinstance(task, asyncio.Task)
+        tasks.append(task)
+        await asyncio.wait(tasks)
+        assert tasks[0].cancelled()
+    assert [type(each) for each in events if isinstance(each, event)] == [event]
 
 
 async def test_a_shielded_section_gives_its_error_and_lets_a_time_out_be_one() -> None:

@@ -226,8 +226,11 @@ class ConsumerReader:
         def failed(table: ConsumerTable) -> bool:
             return table.failed(number, now, reason, upto=delivery.upto, is_next=is_next)
 
-        if await self._record(failed):
-            self._report(change)
+        async def record() -> None:
+            if await self._record(failed):
+                self._report(change)
+
+        await shielded(record)  # once it is parked, a change is reported by this task or never
         self._again.pop(number, None)
         self._held.add(_name_of(change))
         if is_next:

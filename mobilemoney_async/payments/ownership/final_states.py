@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import StoreError
@@ -56,7 +57,7 @@ async def compare_final_states(
     try:
         changed, settled = await store.read(lambda journal: _find(journal, ended))
         if changed:
-            await write()
+            await shielded(write)  # once it is noted, a change is reported by this task or never
     except StoreError as exc:
         warn_of_store("final states are not compared with the store now", exc)
         return

@@ -23,6 +23,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -308,18 +309,24 @@ class Recovery:
         is_unsure = due.went_backwards or lost is not None or not has_own
         settles_at = due.settled_at or due.since + self._grace
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
-        count = await self._store.write(
-            lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
-        )
+        lost_at = due.facts.lost_at
+        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
+        count: int | None = None
+
+        async def write() -> None:
+            nonlocal count
+            count = await self._store.write(
+                lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
+            )
+            if count and lost is not None and not is_told:
+                self._report(count, lost.start)
+
+        await shielded(write)  # once they are noted, lost transactions are reported by this task or never
         if count is None:
             return _SAID_SINCE
         self._store.due_since = None
         if due.facts.lost_until is not None:  # the account's row says so from now on
             self._store.newest = due.facts.newest
-        lost_at = due.facts.lost_at
-        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
-        if count and lost is not None and not is_told:
-            self._report(count, lost.start)
         return _NOT_YET if again_at is not None and due.went_backwards else None
 
     async def _list(self, due: _Due) -> _Listed:
