@@ -160,6 +160,8 @@ def approve(
         return found
 
     batch = _run(look, service)
+    if batch.retry_of is not None:
+        require_service(service.settings())  # before the question: the transactions are looked up
     if not yes:
         output.show_facts(facts_of(batch))
         require_yes(
@@ -168,7 +170,14 @@ def approve(
     if settings is not None:
         confirm_money(settings, f"{batch.lines:,} payouts of {output.money(batch.total)}", yes=yes)
     expected = shown or batch.digest
-    approved = _run(lambda payouts: payouts.approve(id, by=by, digest=expected), service)
+
+    def decide(payouts: Payouts) -> Awaitable[PayoutBatch]:
+        return payouts.approve(id, by=by, digest=expected)
+
+    if batch.retry_of is None:
+        approved = _run(decide, service)
+    else:
+        approved = run_with_service(lambda client: decide(client.payouts), service, command="payouts")
     if send:
         _send(approved.id, service, as_json=as_json)
         return

@@ -115,6 +115,10 @@ def test_what_failed_goes_again_once_another_person_approves_it(
     assert re.search(f"^retry of +{batch}$", shown.stdout, re.MULTILINE) and "payouts approve" in shown.stderr
     again = json.loads(run("payouts", "retry", batch, "--by", "Neema", "--json").stdout)
     assert (again["retry_of"], again["lines"], again["proposed_by"]) == (batch, 1, "Asha")
+    with monkeypatch.context() as patch:
+        patch.delenv("MOBILEMONEY_BASE_URL")  # approving a retry looks transactions up
+        alone = run("payouts", "approve", again["id"], "--by", "Juma", answer="y\n")
+    assert (alone.exit_code, alone.stdout) == (2, "") and "no service is named" in alone.stderr
     monkeypatch.setattr("mobilemoney_async.sandbox.magic.MAGIC_NUMBERS", {})  # the recipient is found now
     assert run("payouts", "approve", again["id"], "--by", "Juma", "--send", answer="y\n").exit_code == 0
     assert len(sandbox.transactions) == 4

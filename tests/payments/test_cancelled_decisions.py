@@ -68,7 +68,7 @@ async def approve(office: Office) -> None:
 
 async def retry(office: Office) -> None:
     assert office.batch is not None
-    await office.client.payouts.retry(office.batch.id, by="Asha")
+    office.batch = await office.client.payouts.retry(office.batch.id, by="Asha")
 
 
 async def stop(office: Office) -> None:
@@ -140,6 +140,7 @@ async def overview(office: Office) -> None:
         ((propose,), approve),
         ((propose, approve), stop),
         pytest.param((propose, approve, send), retry, marks=pytest.mark.slow),
+        pytest.param((propose, approve, send, retry), approve, marks=pytest.mark.slow),
         ((pay,), erase),
         ((pay,), erase_account),
         ((pay, pay_elsewhere), explain),

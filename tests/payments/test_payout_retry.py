@@ -311,6 +311,41 @@ async def test_what_cannot_be_retried_is_said(world: World) -> None:
             await alone.retry(batch.id, by="Asha")
 
 
+@BOTH
+async def test_a_first_payment_that_has_turned_since_the_proposal_stops_the_approval(world: World) -> None:
+    """The approver may come days later: each transaction is looked up once more, or nothing is queued."""
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        rows = [{"phone_number": number(each), "amount": 1_000} for each in range(2)]
+        first = await approved(client, await client.payouts.propose(rows, name="salaries", by="Asha"))
+        await send(client)
+        await settle(world, client)
+        retry = await client.payouts.retry(first.id, by="Asha")
+        asked = world.service.lookups, world.service.lists
+        for by, shown in (("Juma", "0" * 64), ("Asha", retry.digest)):
+            with pytest.raises(StoreError, match="nothing was changed"):
+                await client.payouts.approve(retry.id, by=by, digest=shown)
+        assert (world.service.lookups, world.service.lists) == asked
+        alone = Payouts(account_store(SQLStore(world.url)), world.utcnow)
+        with pytest.raises(InvalidRequest, match="payouts must be those of a client"):
+            await alone.approve(retry.id, by="Juma", digest=retry.digest)
+        world.service.answer_lookup = lambda request: error(500, None)
+        with pytest.raises(ServerError):
+            await approved(client, retry)
+        world.service.answer_lookup = lambda request: error(404, "TRANSACTION_NOT_FOUND")
+        with pytest.raises(StoreError, match=r"line 1 .* its transaction is not shown as failed; cancel this retry"):
+            await approved(client, retry)
+        world.service.answer_lookup = lambda request: None
+        world.service.payments[0].status = "SUCCESS"
+        with pytest.raises(StoreError, match=r"line 1 .* shows another final state .*; cancel this retry"):
+            await approved(client, retry)
+        assert len(await client.payments.list()) == 2
+        await client.payouts.cancel(retry.id, by="Juma")
+        again = await approved(client, await client.payouts.retry(first.id, by="Asha"))
+        asked = world.service.lookups, world.service.lists
+        assert (await approved(client, again)).states == {"QUEUED": 1}
+        assert (world.service.lookups, world.service.lists) == asked
+
+
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("seed", range(soak(32)))

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.payouts.queries import (
     hand_over,
     insert_batch,
     nothing_changed,
-    require_second_person,
+    require_approvable,
     to_batch,
     to_line,
 )
@@ -117,13 +117,25 @@ class Payouts:
         Raises:
             InvalidRequest: An argument is blank.
             StoreError: There is no such batch, it is cancelled, the digest is another one, or you have proposed it. Or
-                it is a retry, and a payment that it repeats has not failed any more.
+                it is a retry, and a payment that it repeats is not shown as failed any more.
+            MobileMoneyError: It is a retry, and a transaction could not be looked up; nothing was queued.
             IdempotencyConflict: A key was used for another payment; nothing was queued.
             LimitExceeded: The batch exceeds one of the client's `DisbursementLimits`, together with what was sent in
                 the last 24 hours, and what is queued; nothing was queued.
         """
         approver, shown = read_person(by), require_text("digest", digest).strip()
         name, limits = require_name("id", id), self._limits
+
+        def look(journal: Journal) -> Sequence[str]:
+            batch = find_row(journal, name)
+            require_approvable(batch, by=approver, digest=shown)
+            if batch.parent is None or batch.state != PROPOSED:
+                return ()
+            replaced = (line.previous_key for line in find_lines(journal, batch.id))
+            return transactions_of(journal, filter(None, replaced))
+
+        # Of a retry, once more: the approver may come days after the proposer.
+        seen = await self._see(await self._store.read(look))
 
         def approve(journal: Journal, now: datetime) -> PayoutBatch:
             if limits is not None:
@@ -133,14 +145,10 @@ class Payouts:
             alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
             locked = journal.execute(alike.order_by(batches.c.id).with_for_update()).all()
             batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
-            require_second_person(approver, batch)
-            if shown != batch.digest:
-                raise nothing_changed(f"the digest is not that of batch {id!r}: look at it again")
-            if batch.state == CANCELLED:
-                raise nothing_changed(f"batch {id!r} was cancelled by {batch.cancelled_by}")
+            require_approvable(batch, by=approver, digest=shown)
             if batch.state == PROPOSED:
                 lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
-                replace(journal, lines, batch=batch.id, at=now)
+                replace(journal, lines, seen, batch=batch.id, at=now)
                 if limits is not None:
                     require_batch_within(journal, limits, batch.id, lines_to_queue(lines, used), at=now)
                 orders = [_order(batch.id, line) for line in lines]
@@ -154,8 +162,8 @@ class Payouts:
         """Propose the lines of a batch that failed once more, as a new batch for someone else to approve.
 
         They are the lines that were refused for certain, and those that failed: the transaction of each is looked up
-        first. The others are in ``left_out`` of the batch. The new payments have keys of their own, and once the retry
-        is approved the old keys are used up. So at most one payment of a line can move money.
+        first, and before the approval. The others are in ``left_out`` of the batch. The new payments have keys of their
+        own, and once the retry is approved the old keys are used up. So at most one payment of a line can move money.
 
         Asked again, or by two people at once, this returns the retry that is still to be approved. A retry may be
         retried, too. A cancelled call has proposed it or not: call it again.
@@ -170,26 +178,33 @@ class Payouts:
             MobileMoneyError: A transaction could not be looked up; nothing was recorded.
         """
         person, name, now = read_person(by), require_name("id", id), self._utcnow()
-        if self._look_up is None:
-            raise refuse("payouts", "those of a client: a retry looks up transactions")
 
         def look(journal: Journal) -> PayoutBatch | Sequence[str]:
             found = find_open(journal, find_row(journal, name).id)
-            return transactions_of(journal, name) if found is None else find_batch(journal, found, now)
+            if found is not None:
+                return find_batch(journal, found, now)
+            return transactions_of(journal, (line.key for line in find_lines(journal, name)))
 
-        await self._store.database.open()
         failed = await self._store.read(look)
         if isinstance(failed, PayoutBatch):
             return failed
-        shown: dict[str, Transaction] = {}
-        async for each in self._look_up(failed):
+        seen, now = await self._see(failed), self._utcnow()
+        return await self._store.write(lambda journal: make_retry(journal, name, seen, by=person, at=now))
+
+    async def _see(self, ids: Sequence[str]) -> Mapping[str, Transaction]:
+        """Look up the transactions of lines that are to be paid again; the store records those that have turned."""
+        seen: dict[str, Transaction] = {}
+        if not ids:
+            return seen
+        if self._look_up is None:
+            raise refuse("payouts", "those of a client: a retry looks up transactions")
+        async for each in self._look_up(ids):
             if each.transaction is not None:
-                shown[each.transaction_id] = each.transaction
+                seen[each.transaction_id] = each.transaction
             elif each.error is not None and not isinstance(each.error, TransactionNotFound):
                 raise each.error
-        now = self._utcnow()
-        await compare_final_states(self._store, [*shown.values()], now=now, on_event=self._on_event)
-        return await self._store.write(lambda journal: make_retry(journal, name, shown, by=person, at=now))
+        await compare_final_states(self._store, [*seen.values()], now=self._utcnow(), on_event=self._on_event)
+        return seen
 
     async def cancel(self, id: str, *, by: str) -> PayoutBatch:
         """Stop the lines of a batch that are not sent yet, but those that another approved batch has under their keys.

@@ -42,6 +42,15 @@ def require_second_person(by: str, batch: PayoutBatch | sa.Row[Any]) -> None:
         raise nothing_changed(f"batch {batch.id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
 
 
+def require_approvable(batch: sa.Row[Any], *, by: str, digest: str) -> None:
+    """Raise `StoreError` if a batch was proposed by its approver, has another digest than shown, or is cancelled."""
+    require_second_person(by, batch)
+    if digest != batch.digest:
+        raise nothing_changed(f"the digest is not that of batch {batch.id!r}: look at it again")
+    if batch.state == CANCELLED:
+        raise nothing_changed(f"batch {batch.id!r} was cancelled by {batch.cancelled_by}")
+
+
 def insert_batch(
     journal: Journal,
     rows: Sequence[PayoutRow],

@@ -3,7 +3,8 @@
 Invariant: of all payments that were made for a line, at most one can move money. A payment names the one that a retry
 has made in its place (``next_key``). That is written in the transaction that queues the new payment, under the lock of
 the old payment's row, if the old payment has failed for certain and names none yet. From then on the old key is used
-up: neither a create, nor another batch with the same keys, nor another retry can use it.
+up: neither a create, nor another batch with the same keys, nor another retry can use it. The transactions of the old
+payments are looked up before the proposal, and before the approval: a failed one may have turned to SUCCESS.
 
 Critical sections: the parent's row is locked while its retry is made, so that two people get one. The rows of the old
 payments are locked, in the order of their keys, while the retry is approved.
@@ -12,7 +13,7 @@ payments are locked, in the order of their keys, while the retry is approved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -47,9 +48,9 @@ def find_open(journal: Journal, parent: str) -> str | None:
     return journal.execute(of_parent.where(batches.c.state == PROPOSED).limit(1)).scalar_one_or_none()
 
 
-def transactions_of(journal: Journal, parent: str) -> Sequence[str]:
-    """Return the transactions that are to be looked up before the lines of a batch are paid again."""
-    chains = find_chains(journal, (line.key for line in find_lines(journal, parent))).values()
+def transactions_of(journal: Journal, keys: Iterable[str]) -> Sequence[str]:
+    """Return the transactions that are to be looked up before lines are paid again, by one key of each line."""
+    chains = find_chains(journal, keys).values()
     rows = (row for chain in chains if obstacle(chain) is None for row in chain)
     return [row.transaction_id for row in rows if row.transaction_id is not None]
 
@@ -79,11 +80,11 @@ def make_retry(
     taken, reasons = list[tuple[sa.Row[Any], str]](), list[str]()
     for line in lines:
         chain = chains.get(line.key, [])
-        why = obstacle(chain)
-        if why is None and all(_has_failed(row, shown) for row in chain):
+        why = _obstacle_now(chain, shown)
+        if why is None:
             taken.append((line, chain[-1].key))
         else:
-            reasons.append(f"line {line.line}: {why or 'its transaction is not shown as failed'}")
+            reasons.append(f"line {line.line}: {why}")
     if not taken:
         named = [*reasons[:_MOST_NAMED], *(["and more"] if reasons[_MOST_NAMED:] else [])]
         said = f"no line of batch {parent!r} can be paid again"
@@ -110,6 +111,14 @@ def _row(line: sa.Row[Any], key: str) -> PayoutRow:
     return PayoutRow(line=line.line, key=key, phone_number=line.phone_number, amount=line.amount, info=info)
 
 
+def _obstacle_now(chain: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction]) -> str | None:
+    """Return why a line cannot be paid again, by all its payments and their transactions as shown now; or None."""
+    why = obstacle(chain)
+    if why is None and not all(_has_failed(row, shown) for row in chain):
+        return "its transaction is not shown as failed"
+    return why
+
+
 def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
     """Return whether the transaction of a payment, if it has one, is shown as failed."""
     seen = None if row.transaction_id is None else shown.get(row.transaction_id)
@@ -119,11 +128,20 @@ def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
     return is_own and seen.is_final and seen.status != TransactionStatus.SUCCESS
 
 
-def replace(journal: Journal, lines: Sequence[sa.Row[Any]], *, batch: str, at: datetime) -> None:
+def replace(
+    journal: Journal, lines: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction], *, batch: str, at: datetime
+) -> None:
     """Use up the keys of the payments that the lines of a retry replace; for other lines do nothing.
 
+    Args:
+        journal: The store.
+        lines: Of the retry.
+        shown: The transactions of the payments, as the service shows them now, by id.
+        batch: The retry.
+        at: Now.
+
     Raises:
-        StoreError: One of them has not failed, or does so no more, or was replaced already.
+        StoreError: One of them has not failed, or is not shown as failed any more, or was replaced already.
     """
     replaced = {each.previous_key: each for each in lines if each.previous_key is not None}
     if not replaced:
@@ -131,7 +149,7 @@ def replace(journal: Journal, lines: Sequence[sa.Row[Any]], *, batch: str, at: d
     chains = find_chains(journal, replaced, lock=True)
     for key, line in replaced.items():
         chain = chains.get(key, [])
-        why = obstacle(chain)
+        why = _obstacle_now(chain, shown)
         if why is None and chain[-1].key != key:
             why = f"it was paid again under the key {chain[-1].key!r}"
         if why is not None:
