@@ -196,6 +196,11 @@ def test_lines_to_look_at_are_shown_by_each_step(shop: Path) -> None:
         assert re.search("^line 2 +2 lines pay this number: lines 2, 5$", shown, re.MULTILINE)
     checked = run("payouts", "check", "salaries.csv", "--local-numbers").stdout
     assert re.search("^line 6 +the number ends in 000000: a spreadsheet may have rounded it$", checked, re.MULTILINE)
+    (shop / "salaries.csv").write_text(file.replace("E1", "E9"), "utf-8")
+    other = propose()
+    both = " ".join(run("payouts", "approve", batch, "--by", "Juma", answer="y\n").stdout.split())
+    times = both.count(f"paid twice? line 3 of batch {other}, which is to be approved")
+    assert times == 2  # before the question, and after
     assert "warnings" in json.loads(run("payouts", "check", "salaries.csv", "--local-numbers", "--json").stdout)
 
 

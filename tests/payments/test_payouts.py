@@ -103,6 +103,29 @@ async def test_a_file_that_is_proposed_twice_pays_once(world: World, client: Asy
     assert world.sent == 2
 
 
+async def test_the_same_salaries_in_two_proposed_batches_are_shown_for_both(client: AsyncClient) -> None:
+    """And by the approval: whoever approves both can cancel one. Lines with one key are one payment, and not shown."""
+    row = {"phone_number": "+255681234502", "amount": 60_000, "key": "k1"}
+    second, third = [
+        await client.payouts.propose([row, *more], name="x", by="Asha") for more in ((), [ORDER | {"key": "k0"}])
+    ]
+    assert not third.duplicates
+    await client.payouts.cancel(third.id, by="Asha")
+    first = await client.payouts.propose(FILE, name="x", by="Asha")
+    said = "line {} of batch {}, which is to be approved, pays the same amount to the same number"
+    assert dict(first.duplicates) == {3: said.format(1, second.id)}
+    assert dict((await client.payouts.get(second.id)).duplicates) == {1: said.format(3, first.id)}
+    approved = await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+    assert dict(approved.duplicates) == dict(first.duplicates)
+    assert not (await client.payouts.approve(first.id, by="Juma", digest=first.digest)).duplicates
+    other = await client.payouts.approve(second.id, by="Juma", digest=second.digest)
+    assert "of the same amount to the same number is QUEUED" in other.duplicates[1]
+    old, late = [{**row, "amount": 5, "key": key} for key in ("k2", "k3")]
+    await client.payouts.propose([old], name="x", by="Asha")
+    await anyio.sleep(31 * 86_400)
+    assert not (await client.payouts.propose([late], name="x", by="Asha")).duplicates
+
+
 @on_asyncio
 async def test_the_lines_of_a_batch_are_listed_and_sent_in_their_order(world: World, client: AsyncClient) -> None:
     """Not in that of their keys as texts, where line 10 comes before line 2: `list(limit=3)` shows the last ones."""

@@ -106,9 +106,10 @@ class PayoutBatch(Data):
         cancelled_at: When, or None.
         lines: The number of its lines.
         total: The sum of their amounts, TZS.
-        duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient is
-            in an earlier line, or with the same amount in a payment of the last thirty days, or the key is in use.
-            Someone has to look; nothing is stopped. Empty in a list of batches.
+        duplicates: Of a proposed batch, and of the one that `approve` has queued: why some lines look as if they were
+            paid twice, by line. The same recipient is in an earlier line, or with the same amount in a payment or
+            another proposed batch of the last thirty days, or the key is in use. Someone has to look; nothing is
+            stopped. Empty in a list of batches.
         warnings: Of a proposed batch, and of the one that `approve` returns: other things to check. Several lines
             pay one number, or a number ends in 000000, as a spreadsheet may have rounded it. Nothing is stopped.
         states: Of an approved one: the number of lines in each state, as of a line's ``state``.

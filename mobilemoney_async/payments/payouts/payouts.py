@@ -43,7 +43,7 @@ from mobilemoney_async.payments.payouts.queries import (
     to_line,
 )
 from mobilemoney_async.payments.payouts.retry import find_open, make_retry, replace, transactions_of
-from mobilemoney_async.payments.payouts.review import find_batch, lines_to_queue
+from mobilemoney_async.payments.payouts.review import duplicates_of, find_batch, lines_to_queue
 from mobilemoney_async.payments.payouts.rows import Rows, digest, keys_of, read_rows, warnings_of
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -107,7 +107,7 @@ class Payouts:
     async def approve(self, id: str, *, by: str, digest: str) -> PayoutBatch:
         """Queue all lines of a batch, in one transaction. A dispatcher sends them: ``client.dispatcher()``.
 
-        Approving it again changes nothing.
+        Approving it again changes nothing. Look at the ``duplicates`` of the result: `cancel` stops what is not sent.
 
         Args:
             id: The batch.
@@ -146,15 +146,18 @@ class Payouts:
             locked = journal.execute(alike.order_by(batches.c.id).with_for_update()).all()
             batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
             require_approvable(batch, by=approver, digest=shown)
+            duplicates: Mapping[int, str] = {}
             if batch.state == PROPOSED:
                 lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
                 replace(journal, lines, seen, batch=batch.id, at=now)
                 if limits is not None:
                     require_batch_within(journal, limits, batch.id, lines_to_queue(lines, used), at=now)
+                duplicates = duplicates_of(journal, batch.id, lines, used, now)
                 orders = [_order(batch.id, line) for line in lines]
                 enqueue_all(journal, orders, now, used=used)
                 change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
-            return attrs.evolve(find_batch(journal, batch.id, now), warnings=warnings_of(find_lines(journal, batch.id)))
+            warnings = warnings_of(find_lines(journal, batch.id))
+            return attrs.evolve(find_batch(journal, batch.id, now), duplicates=duplicates, warnings=warnings)
 
         return await self._store.decide(approve, self._utcnow)
 

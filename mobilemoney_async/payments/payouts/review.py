@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import batches, payments
+from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
@@ -50,7 +50,7 @@ def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLim
     largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
     return attrs.evolve(
         to_batch(journal, row),
-        duplicates=_duplicates(journal, lines, used, now),
+        duplicates=duplicates_of(journal, id, lines, used, now),
         warnings=warnings_of(lines),
         repeats=_repeats(journal, row, used),
         left_out=_left_out(journal, row, lines),
@@ -132,13 +132,18 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
     return said
 
 
-def _duplicates(
-    journal: Journal, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
+def duplicates_of(
+    journal: Journal, batch: str, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
 ) -> Mapping[int, str]:
-    """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
+    """Return why lines of a batch look as if they were paid twice, by line.
+
+    An earlier line pays the number, or a payment or another proposed batch of the last thirty days pays it as much.
+    """
     found: dict[int, str] = {}
     first: dict[tuple[str, ...], int] = {}
     forms = kept_forms(journal, {each.phone_number for each in lines})
+    # In this order: a batch that is approved at this very moment is still proposed, or its payments are there.
+    proposed = _proposed(journal, batch, lines, now)
     recent = _recent(journal, forms, now)
     for each in lines:
         kind, own = (each.phone_number, each.amount), used.get(each.key)
@@ -159,6 +164,8 @@ def _duplicates(
         elif other is not None:
             said = f"payment {other.key!r} of the same amount to the same number"
             found[each.line] = f"{said} is {line_state(other)} since {other.changed_at:%Y-%m-%d}"
+        elif kind in proposed:
+            found[each.line] = f"{proposed[kind]} pays the same amount to the same number"
         elif namesake != each.line:
             found[each.line] = f"line {namesake} pays another amount to the same number"
     return found
@@ -180,3 +187,26 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
     statement = sa.select(*names).where(columns.account == journal.account, *made).order_by(columns.created_at)
     rows = select_among(journal, statement, columns.phone_number, sorted(forms))
     return {(forms[row.phone_number], row.amount): row for row in rows}
+
+
+def _proposed(
+    journal: Journal, batch: str, lines: Sequence[sa.Row[Any]], now: datetime
+) -> Mapping[tuple[str, str], str]:
+    """Return lines of other batches of the last thirty days that are to be approved, by the kind that they share.
+
+    A line that shares a key with these lines does not count: both are one payment. Each batch is read as a whole: no
+    index helps to find some numbers in it.
+    """
+    columns, keys = batch_lines.c, {each.key for each in lines}
+    kinds = {(each.phone_number, each.amount) for each in lines}
+    others = (batches.c.account == journal.account, batches.c.state == PROPOSED, batches.c.id != batch)
+    recent = sa.select(batches.c.id).where(*others, batches.c.proposed_at >= now - _RECENT)
+    found: dict[tuple[str, str], str] = {}
+    for other in journal.execute(recent.order_by(batches.c.proposed_at)).scalars().all():
+        of_other = (columns.account == journal.account, columns.batch == other)
+        statement = sa.select(columns.line, columns.key, columns.phone_number, columns.amount).where(*of_other)
+        for row in journal.execute(statement):
+            kind = (row.phone_number, row.amount)
+            if kind in kinds and row.key not in keys:
+                found[kind] = f"line {row.line} of batch {other}, which is to be approved,"
+    return found
