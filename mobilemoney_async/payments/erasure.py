@@ -45,7 +45,7 @@ from mobilemoney_async.payments.records.account_status import AccountState, Eras
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState, Source
-from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest
+from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)
@@ -157,7 +157,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
         of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(CLOSED))
-        named = (_columns.key, _columns.state, _columns.transaction, _columns.acknowledgement)
+        named = (_columns.key, _columns.state, _columns.transaction, _columns.acknowledgement, _columns.extra_digest)
         found = run(sa.select(*named).where(*of_number)).all()
         change = payments.update().where(
             _columns.account == journal.account,
@@ -172,7 +172,8 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
                 "transaction": _without_number(Transaction, row.transaction),
                 "acknowledgement": _without_number(Acknowledgement, row.acknowledgement),
                 "extra": None,
-                "extra_digest": UNKNOWN_EXTRA,  # of few words, which one could try
+                # An imported payment stays one: its times are not of a request.
+                "extra_digest": UNKNOWN_EXTRA if row.extra_digest == UNKNOWN_EXTRA else ERASED_EXTRA,
                 "error": None,
                 "about": None,
             }

@@ -18,14 +18,18 @@ from mobilemoney_async import (
     IdempotencyConflict,
     InvalidRequest,
     LimitExceeded,
+    PaymentCause,
     PaymentState,
     SQLStore,
     StoreError,
 )
 from mobilemoney_async.database.schema import METADATA
 from mobilemoney_async.sandbox import Sandbox
+from tests.payments.second_world import GRACE, Order, World, make_world
 from tests.payments.test_account_state import platform_of
+from tests.payments.test_misbehaving_list import SPELLINGS
 from tests.support.databases import execute
+from tests.support.second_service import ListBehaviour
 
 pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
 
@@ -315,3 +319,44 @@ async def test_a_number_that_is_not_there_is_said(store_url: str) -> None:
             await store.erase(phone_number=OTHER)
         with pytest.raises(InvalidRequest, match="phone_number"):
             await store.erase(phone_number="0788")
+
+
+async def pay_and_settle(world: World, client: AsyncClient, key: str, number: str) -> None:
+    await world.pay(client, [Order(key, "collections", number)])
+    world.service.finish(world.service.payments[-1])
+    await settle(client)
+
+
+@pytest.mark.parametrize("hides", [True, False])
+@pytest.mark.parametrize(("spelling", "cause"), [(None, None), ("national", None), ("masked", PaymentCause.UNTIMED)])
+async def test_an_erased_payment_is_evidence_as_before(
+    sqlite_file_url: str, spelling: str | None, cause: PaymentCause | None, hides: bool
+) -> None:
+    """A list that hides it may hide a lost one, too; one that shows it shows an absence, if by a whole number."""
+    world = make_world(sqlite_file_url, resend=True)
+    hidden = set[str]()
+    behaviour = ListBehaviour(hide=lambda payment: payment.owner in hidden)
+    if spelling is not None:
+        behaviour.spell = SPELLINGS[spelling]
+    world.service.list = behaviour
+    async with world.client() as client:
+        store = SQLStore(sqlite_file_url)
+        if hides:
+            await pay_and_settle(world, client, "earlier", OTHER)
+        await pay_and_settle(world, client, "erased", NUMBER)
+        await store.erase(phone_number=NUMBER)
+        hidden.update({"erased", "lost"} if hides else set())
+        await anyio.sleep(600)
+        lost = Order("lost", "collections", STAYS_OPEN)
+        await world.lose(client, lost, made=hides)
+        await anyio.sleep(600)
+        await pay_and_settle(world, client, "later", OTHER)
+        await world.reconcile(client, GRACE, GRACE, GRACE, 600)
+        record = await world.get(client, "lost")
+        if hides:
+            await world.attempt(client, lost)
+            assert (record.cause, len(world.made("lost"))) == (PaymentCause.HIDDEN, 1)
+        else:
+            assert (record.cause, record.state is PaymentState.ABSENT) == (cause, cause is None)
+            assert NUMBER[4:] not in everything(sqlite_file_url)
+            assert (await world.get(client, "erased")).phone_number.startswith("erased:")

@@ -214,6 +214,7 @@ _NOT_WHOLE, _UNREADABLE = Reason(PaymentCause.NOT_WHOLE), Reason(PaymentCause.UN
 _TOO_OLD, _OTHER_DAYS = Reason(PaymentCause.TOO_OLD), Reason(PaymentCause.OTHER_DAYS)
 _IN_GRACE = Reason(PaymentCause.IN_GRACE)
 _PAID = attrs.evolve(_SHOWN[1], type=_DISBURSEMENT)
+_ERASED, _MASKED = attrs.evolve(_BEFORE, phone_number="erased:0"), attrs.evolve(_SHOWN[0], phone_number="25578***0789")
 _NEXT_DAY = {"began_at": NOON + _DAY}
 
 
@@ -250,6 +251,8 @@ def test_the_control_is_passed_if_the_payments_on_both_sides_are_shown() -> None
             {"rows": [_SHOWN[0], row(NOON + HOUR, id="after")], "after": [attrs.evolve(_AFTER, is_adopted=True)]},
             Reason(PaymentCause.ALTERED, "key-after"),
         ),
+        # Another whole number than the erased one.
+        ({"before": [_ERASED]}, Reason(PaymentCause.ALTERED, "key-before")),
         ({"rows": _SHOWN, "merchant_id": "merchant-1"}, None),
         (
             {"rows": [attrs.evolve(each, merchant_id="merchant-2") for each in _SHOWN], "merchant_id": "merchant-1"},
@@ -284,6 +287,7 @@ def test_the_control_fails_if_the_list_contradicts_an_own_payment(
         ({"before": [own(NOON - 3 * _DAY, id="b")], "first_day": date(2026, 1, 1)}, _OTHER_DAYS),
         ({"after": [own(NOON + 23 * HOUR, id="a")], "last_day": date(2026, 1, 4), **_NEXT_DAY}, _OTHER_DAYS),
         ({"rows": [_SHOWN[0], attrs.evolve(_SHOWN[1], created_at=None)]}, Reason(PaymentCause.UNTIMED)),
+        ({"before": [_ERASED], "rows": [_MASKED, _SHOWN[1]]}, Reason(PaymentCause.UNTIMED)),
         # A part of the list: what a whole one would lack is said first.
         ({"is_complete": False, "after": []}, _NO_LATER),
         ({"is_complete": False, "before": [], "rows": _SHOWN[1:]}, _NO_EARLIER),

@@ -33,7 +33,7 @@ from itertools import chain
 
 import attrs
 
-from mobilemoney_async.contract.comparison import NumberForm, shift
+from mobilemoney_async.contract.comparison import ERASED, NumberForm, international, shift
 from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
@@ -150,7 +150,7 @@ class Evidence:
 
     Attributes:
         walk: The listing.
-        owned: The payments that own its transactions, by transaction id.
+        owned: The payments that own its transactions, by transaction id, as of `owners_of_rows`.
         searches: All payments that may be an unowned transaction, by key: those to be judged, and others on their way,
             unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
         grace: Seconds for which the list may miss a payment after the end of its request.
@@ -286,9 +286,15 @@ class Evidence:
         ]
 
     def _is_untimed(self, record: PaymentRecord) -> bool:
-        """Return whether a payment's row has no readable time, and so no place: it is neither shown nor hidden."""
+        """Return whether a payment's row has no readable time, and so no place: it is neither shown nor hidden.
+
+        Nor can the row of an erased payment be recognised that shows no whole number.
+        """
         row = self._rows.get(record.transaction_id or "")
-        return row is not None and row.created_at is None
+        if row is None:
+            return False
+        number = self.owned.get(row.id, record).phone_number
+        return row.created_at is None or (number.startswith(ERASED) and international(row.phone_number) is None)
 
     def is_settled(self, ended_at: datetime) -> bool:
         """Return whether the listing began after the grace period of a request that ended at a time."""
@@ -300,7 +306,7 @@ class Evidence:
         if row is None:
             is_unreadable = any(each.id == record.transaction_id for each in self.walk.unreadable)
             return Reason(PaymentCause.UNREADABLE) if is_unreadable else Reason(PaymentCause.HIDDEN, record.key)
-        own = query_for(record)
+        own = query_for(self.owned.get(row.id, record))
         start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
         is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))

@@ -39,7 +39,7 @@ from mobilemoney_async.payments.ownership.searches import doubtful, hidden, read
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.due import Due, due, neighbours
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks, find_all, merchant_of, owners, select
+from mobilemoney_async.payments.records.queries import chunks, find_all, merchant_of, owners_of_rows, select
 from mobilemoney_async.payments.records.reasons import CONTRADICTIONS, PaymentCause
 from mobilemoney_async.payments.records.record import (
     Clearance,
@@ -182,7 +182,7 @@ class Reconciler:
         grace = self._store.grace
 
         def read(journal: Journal) -> Evidence:
-            owned = owners(journal, [row.id for row in walk.rows])
+            owned = owners_of_rows(journal, walk.rows)
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
             shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
             settled = explained(journal, [each for each in shown if each not in owned])

@@ -45,7 +45,7 @@ from mobilemoney_async.payments.records.record import (
     move,
     stops_kind,
 )
-from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, digest, to_record
+from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest, to_record
 from mobilemoney_async.text import mask_phone_number
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -140,7 +140,7 @@ class Journal:
             "amount": (row.amount, request.amount),
             "extra": (row.extra_digest, request.extra_digest),
         }
-        others = [name for name, (kept, given) in pairs.items() if kept not in {given, UNKNOWN_EXTRA}]
+        others = [name for name, (kept, given) in pairs.items() if kept not in {given, UNKNOWN_EXTRA, ERASED_EXTRA}]
         if others:
             said = "the idempotency key was used for another payment: nothing was sent"
             raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")

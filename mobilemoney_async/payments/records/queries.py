@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import ERASED, international
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -25,7 +26,7 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
-from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.payments.records.rows import digest, to_record
 from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
@@ -86,6 +87,21 @@ def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, Pay
     statement = sa.select(payments).where(_columns.account == journal.account)
     rows = select_among(journal, statement, _columns.transaction_id, filter(is_id, transaction_ids))
     return {row.transaction_id: to_record(row) for row in rows}
+
+
+def owners_of_rows(journal: Journal, rows: Sequence[Transaction]) -> Mapping[str, PaymentRecord]:
+    """Return the payments that own these rows as `owners` does; an erased number is as its row shows it, if it agrees.
+
+    So such a payment is compared as any other. These records are for that alone: never written or shown.
+    """
+    owned = dict(owners(journal, [row.id for row in rows]))
+    if any(each.phone_number.startswith(ERASED) for each in owned.values()):
+        key = journal.number_key()
+        for row in rows:
+            record, number = owned.get(row.id), international(row.phone_number)
+            if record is not None and number and record.phone_number == f"{ERASED}{digest(key, number)}":
+                owned[row.id] = attrs.evolve(record, phone_number=number)
+    return owned
 
 
 def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:

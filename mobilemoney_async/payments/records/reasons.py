@@ -32,7 +32,7 @@ class PaymentCause(str, enum.Enum):
     UNREADABLE = "UNREADABLE"
     """A row of the list cannot be read."""
     UNTIMED = "UNTIMED"
-    """The list shows no time for the payments to compare it with."""
+    """The list shows no time for the payments to compare it with, or no whole number of an erased one."""
     HIDDEN = "HIDDEN"
     """The list does not show another payment of yours."""
     ALTERED = "ALTERED"
@@ -72,7 +72,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.NOT_WHOLE: "the list could not be read as a whole",
     PaymentCause.OTHER_DAYS: "the list was not read for all days of the payment",
     PaymentCause.UNREADABLE: "a row of the list cannot be read",
-    PaymentCause.UNTIMED: "the list shows no time for the payments to compare with",
+    PaymentCause.UNTIMED: "the list shows no time, or a part of an erased number, for the payments to compare with",
     PaymentCause.HIDDEN: "the list does not show payment {about!r}",
     PaymentCause.ALTERED: "the list shows payment {about!r} with another type, phone number, amount or time",
     PaymentCause.CANDIDATES: "it may be transaction {about}",

@@ -23,6 +23,9 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 UNKNOWN_EXTRA = "?"
 """Digest of the extra fields of a payment that was imported: the list does not show them."""
 
+ERASED_EXTRA = "erased"
+"""The same of a payment whose number was erased: of few words, which one could try."""
+
 # Columns that a record has as they are.
 _AS_THEY_ARE = (
     *("key", "phone_number", "attempt", "created_at", "changed_at", "sent_at", "ended_at", "stale_at", "walks"),
