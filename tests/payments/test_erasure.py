@@ -360,3 +360,25 @@ async def test_an_erased_payment_is_evidence_as_before(
             assert (record.cause, record.state is PaymentState.ABSENT) == (cause, cause is None)
             assert NUMBER[4:] not in everything(sqlite_file_url)
             assert (await world.get(client, "erased")).phone_number.startswith("erased:")
+
+
+@pytest.mark.parametrize(("spelling", "twice"), [("national", {NUMBER}), ("masked", set[str]())])
+async def test_an_erased_payment_is_paid_twice_only_by_its_own_number(
+    sqlite_file_url: str, spelling: str, twice: set[str]
+) -> None:
+    """The sale of a stranger is none to refund; where the list shows no whole number, nothing tells them apart."""
+    world = make_world(sqlite_file_url)
+    world.service.list.spell = SPELLINGS[spelling]
+    async with world.client() as client:
+        await pay_and_settle(world, client, "erased", NUMBER)
+        await SQLStore(sqlite_file_url).erase(phone_number=NUMBER)
+        strangers = {}
+        for number in (NUMBER, OTHER):
+            payment = world.service.make("collection", number, "5000")
+            world.service.finish(payment)
+            strangers[payment.id] = number
+        await anyio.sleep(600)
+        today = world.utcnow().date()
+        report = await client.payments.audit(from_date=today, to_date=today)
+    kinds = {strangers[str(each.transaction_id)]: str(each.kind) for each in report.differences}
+    assert kinds == {number: "paid_twice" if number in twice else "unclaimed" for number in (NUMBER, OTHER)}

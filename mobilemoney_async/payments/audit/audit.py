@@ -34,7 +34,7 @@ from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import owners
+from mobilemoney_async.payments.records.queries import owners_of_rows
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import to_record
 
@@ -58,7 +58,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
         # Before the owners: of a payment that is recorded at this moment, one of the two shows the transaction.
         around = shift(start, -_DAY), shift(last, 2 * _DAY)
         open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None), also=PaymentState.RELEASED)
-        owned = owners(journal, [row.id for row in walk.rows])
+        owned = owners_of_rows(journal, walk.rows)
         return Comparison(
             rows=walk.rows,
             owned=owned,

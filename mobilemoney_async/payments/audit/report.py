@@ -10,7 +10,7 @@ from functools import cached_property
 
 import attrs
 
-from mobilemoney_async.contract.comparison import CURRENCY, may_be_number, shift
+from mobilemoney_async.contract.comparison import CURRENCY, ERASED, may_be_number, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
@@ -162,7 +162,7 @@ class Comparison:
 
     Attributes:
         rows: The rows that the listing shows.
-        owned: The payments that own them, by transaction id.
+        owned: The payments that own them, by transaction id, as of `owners_of_rows`.
         open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
             known just before `owned` was read. Those that someone has called absent are among them.
         sent: The payments that were sent in its days before it began, and may exist.
@@ -197,7 +197,8 @@ class Comparison:
     def _index(self) -> KindIndex[PaymentRecord]:
         index, keys = KindIndex[PaymentRecord](), {each.key for each in self.owned.values()}
         for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
-            if record.sent_at is not None:
+            # Of an erased one only its row shows the number, to those of `owners_of_rows`: others would fit every row.
+            if record.sent_at is not None and not record.phone_number.startswith(ERASED):
                 index.add_query(query_for(record), record)
         return index
 
