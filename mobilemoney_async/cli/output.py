@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.tables import Column, Table
-from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.text import mask_phone_number, shown_id
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ T = TypeVar("T")
 _PIPED_WIDTH = 200
 # Words with which a command begins.
 _COMMAND = "mobilemoney "
+# Characters of a note, which the store keeps no longer one of.
+_MOST_SAID = 500
 # Between two equal lines of the log, seconds.
 _SAME_LINE = 60.0
 
@@ -65,6 +67,14 @@ def _unwrapped(text: str) -> Text:
 def phone(phone_number: str, *, unmasked: bool) -> str:
     """Return a phone number for output: masked, unless the user asked for whole numbers."""
     return visible(phone_number) if unmasked else mask_phone_number(phone_number)
+
+
+def said(text: str | None, *, unmasked: bool) -> str:
+    """Return a text of a person or of the service for output: redacted, unless the user asked for whole numbers.
+
+    A mere id stays as it is, as in masked JSON.
+    """
+    return (text or "") if unmasked else shown_id(text or "", _MOST_SAID)
 
 
 def mask_email(address: str) -> str:

@@ -36,6 +36,7 @@ from mobilemoney_async.payments.records.record import (
     HistoryEntry,
     PaymentRecord,
     PaymentState,
+    Source,
     is_stale,
 )
 from mobilemoney_async.text import shown_text
@@ -379,11 +380,16 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
     output.show_facts(facts)
     if step.commands:
         output.show(*map(output.command, command_lines(step, service)))
+
+    def said(entry: HistoryEntry) -> str:
+        # Of the others none holds a number; some name long ids.
+        return output.said(entry.detail, unmasked=unmasked or entry.source != Source.PERSON)
+
     columns: tuple[Column[HistoryEntry], ...] = (
         Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
         Column("what", lambda each: each.what, min_width=5),
         Column("source", lambda each: each.source, min_width=5),
-        Column("detail", lambda each: each.detail or "", min_width=5),
+        Column("detail", said, min_width=5),
     )
     if record.history:
         output.show("", output.new_table(columns, record.history))

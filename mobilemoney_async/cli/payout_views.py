@@ -84,7 +84,9 @@ def line_columns(notes: Mapping[int, str], *, unmasked: bool) -> Sequence[Column
         Column("state", lambda each: each.state),
         Column(
             "note",
-            lambda each: "; ".join(filter(None, (notes.get(each.line), each.warning, each.reason))),
+            lambda each: "; ".join(
+                filter(None, (notes.get(each.line), each.warning, output.said(each.reason, unmasked=unmasked)))
+            ),
             min_width=12,
         ),
     )

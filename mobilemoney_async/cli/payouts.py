@@ -354,7 +354,7 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
         raise typer.Exit(ExitCode.NOT_FINAL)
     lines = _run(lambda payouts: payouts.report(id), service)
     failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})
-    _require_paid(batch, Counter(each.reason or each.state for each in failed), service)
+    _require_paid(batch, Counter(output.said(each.reason or each.state, unmasked=False) for each in failed), service)
 
 
 async def _find_state(store: AccountStore) -> AccountState:

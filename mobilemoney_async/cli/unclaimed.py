@@ -66,12 +66,12 @@ def list_unclaimed(
         if show_all or service.account is not None:
             raise typer.BadParameter("goes without --all and --account", param_hint="--all-accounts")
         of_each = of_all_accounts("payments", AccountNeed.UNMATCHED, lambda book: book.unclaimed(OPEN), service)
-        print_by_account(of_each, print_unclaimed, as_json=as_json, unmasked=True)
+        print_by_account(of_each, print_unclaimed, as_json=as_json, unmasked=False)
         return
     store = find_store(service)
     found = run_with_store(lambda book: book.unclaimed(None if show_all else OPEN), store)
     if as_json:
-        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+        output.print_json(output.plain(found, unmasked=False))
     elif found:
         print_unclaimed(found)
     else:
@@ -160,7 +160,7 @@ def recover(
         each for each in run_with_store(lambda book: book.unclaimed(None), store) if each.is_gap and each.state == OPEN
     ]
     if as_json:
-        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+        output.print_json(output.plain(found, unmasked=False))
     elif found:
         print_unclaimed(found)
         said = "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT"
@@ -279,9 +279,14 @@ def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
         Column("status", lambda each: shown_text(each.status), min_width=7),
         Column("made, UTC", lambda each: output.moment(each.created_at), min_width=10, is_time=True),
         Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
-        Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
+        Column("state", _state, min_width=5),
     )
     output.show(output.new_table(columns, transactions))
+
+
+def _state(transaction: UnclaimedTransaction) -> str:
+    note = output.said(transaction.note, unmasked=False)
+    return f"{transaction.state}: {note}" if note else transaction.state
 
 
 def print_audit(report: AuditReport, service: Service) -> None:

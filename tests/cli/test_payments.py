@@ -247,11 +247,12 @@ class TestShow:
         key = "order-[red]"
         pay(sandbox, url, key, fault=faults.drop(processed=True))
         age(url)
-        assert run("confirm-absent", key, "--store", url, "--note", f"{ESCAPE} Asha", "--yes").exit_code == 0
+        assert run("confirm-absent", key, "--store", url, "--note", f"{ESCAPE} {NUMBER}", "--yes").exit_code == 0
         assert key in run("list", "--store", url).stdout
         shown = run("show", key, "--store", url).stdout
-        assert "\\x1b[2J[red]" in shown
-        assert "\x1b[2J" not in shown
+        assert "[2J[red] +25" in shown
+        assert "\x1b[2J" not in shown and NUMBER not in shown
+        assert NUMBER in run("show", key, "--store", url, "--unmasked").stdout
 
 
 class TestUnclaimed:
@@ -279,13 +280,14 @@ class TestUnclaimed:
         shown = run("unclaimed", "--store", url)
         assert re.search(f"^{paid_twice} .*1,000 .*order-1 .*open", shown.stdout, re.MULTILINE)
         assert NUMBER not in shown.output
-        explained = run("explain", paid_twice, "--note", f"Asha {ESCAPE}", "--store", url)
+        explained = run("explain", paid_twice, "--note", f"Asha {ESCAPE} {NUMBER}", "--store", url)
         assert explained.exit_code == 0, explained.stderr
         assert f"{paid_twice}: explained" in explained.stdout
         assert run_json("unclaimed", "--store", url) == []
         everything = run("unclaimed", "--all", "--store", url)
         assert "explained: Asha" in everything.stdout
-        assert ESCAPE not in everything.stdout
+        assert ESCAPE not in everything.stdout and NUMBER not in everything.stdout
+        assert NUMBER not in run("unclaimed", "--all", "--store", url, "--json").stdout
         assert "no such transactions" in run("unclaimed", "--store", url).stderr
 
     def test_several_are_explained_at_once(self, url: str, paid_twice: str) -> None:

@@ -355,9 +355,9 @@ async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: s
                 dispatcher.resume()
                 assert dispatcher.stats.paused is None
             await anyio.sleep(1.5)
-            dispatcher.pause("closing time")
+            dispatcher.pause("+255780000789 is at the till")
             await anyio.sleep(10)
-            assert dispatcher.stats.paused == "closing time"
+            assert dispatcher.stats.paused == "+25578…789 is at the till"  # in logs, events and every view
 
 
 async def run_dry(client: AsyncClient, dispatcher: Any) -> int:

@@ -292,7 +292,8 @@ async def test_a_transaction_belongs_to_one_payment(sqlite_file_url: str) -> Non
         world.sandbox.script(faults.drop(processed=False), on="c2b")
         with pytest.raises(OutcomeUnknown):
             await client.collections.create(**ORDER, idempotency_key="order-2")
-        with pytest.raises(StoreError, match="belongs to another payment"):
-            await client.payments.identify("order-2", ours, note="no")
+        with pytest.raises(StoreError, match="belongs to another payment") as caught:
+            await client.payments.identify("order-2", ours, note=f"Asha called {PHONE_NUMBER}")
+        assert PHONE_NUMBER not in str(caught.value)
         with pytest.raises(StoreError, match="there is no payment"):
             await client.payments.identify("order-3", ours, note="no")

@@ -8,16 +8,19 @@ from typing import Any
 import attrs
 import pytest
 
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.payments.records.account_status import AccountState, AccountStatus
 from mobilemoney_async.payments.records.record import (
     REUSABLE,
     TRANSITIONS,
     UNIDENTIFIED,
     Clearance,
+    HistoryEntry,
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
+    UnclaimedTransaction,
     clearance,
     is_stale,
     move,
@@ -250,6 +253,28 @@ def test_no_whole_phone_number_is_shown() -> None:
     order = PaymentRequest(key="order-1", type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
     assert PHONE_NUMBER not in repr(order)
     assert PHONE_NUMBER not in repr(record(PaymentState.UNKNOWN))
+
+
+def test_no_whole_phone_number_of_a_note_is_shown() -> None:
+    """What a person has written is redacted in a repr; the attribute has it whole."""
+    note = f"Asha called {PHONE_NUMBER}"
+    entry = HistoryEntry(at=NOON, what="confirmed", source="person", detail=note)
+    line = UnclaimedTransaction(
+        transaction_id="tx-1",
+        type=TransactionType.COLLECTION,
+        amount=Decimal(1000),
+        phone_number="",
+        status=TransactionStatus.SUCCESS,
+        created_at=None,
+        first_seen_at=NOON,
+        note=note,
+    )
+    others: dict[str, Any] = dict.fromkeys(each.name for each in attrs.fields(AccountStatus))
+    status = AccountStatus(**{**others, "state": AccountState.SUSPENDED, "note": note})
+    for each in (entry, line, status):
+        assert "Asha called +" in repr(each) and PHONE_NUMBER[1:] not in repr(each)
+    assert "'txn-0123456789-0123456789abcdef'" in repr(attrs.evolve(entry, detail="txn-0123456789-0123456789abcdef"))
+    assert entry.detail == line.note == status.note == note
 
 
 def test_the_words_of_states() -> None:

@@ -58,6 +58,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.text import redact
 from mobilemoney_async.values import refuse, require_text
 from mobilemoney_async.waiting import task_group
 
@@ -190,7 +191,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     def pause(self, reason: str = "the program has paused it") -> None:
         """Send nothing from now on, in any process of the account, until `resume`; requests on their way go on."""
-        self._order = Pause(require_text("reason", reason))
+        self._order = Pause(redact(require_text("reason", reason)))  # for logs, events and every view
         self._stop_waiting()
         self._stir()
 

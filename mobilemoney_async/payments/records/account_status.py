@@ -9,7 +9,7 @@ from datetime import datetime
 import attrs
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.text import redact
+from mobilemoney_async.text import redact, text_repr
 
 
 class AccountState(enum.StrEnum):
@@ -64,7 +64,7 @@ class AccountStatus(Data):
 
     account: str
     state: AccountState
-    note: str | None
+    note: str | None = attrs.field(repr=text_repr)
     state_at: datetime | None
     pending: int
     unknown: int

@@ -46,7 +46,7 @@ from mobilemoney_async.payments.records.record import (
     stops_kind,
 )
 from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest, to_record
-from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.text import mask_phone_number, redact
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -406,7 +406,7 @@ class Journal:
         subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
         message = f"{entry.event.value}: {subject} {problem}"
         reason = entry.detail if entry.acknowledgement is not None else detail_of(entry)
-        if reason is not None:
-            message += f" ({reason})"
+        if reason is not None:  # a person's note goes into the error, and so to logs
+            message += f" ({redact(reason) if entry.source is Source.PERSON else reason})"
         self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")

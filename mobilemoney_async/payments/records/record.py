@@ -194,7 +194,7 @@ class HistoryEntry(Data):
     at: datetime
     what: str
     source: str
-    detail: str | None = None
+    detail: str | None = attrs.field(default=None, repr=id_repr)
 
 
 @attrs.frozen(kw_only=True)
@@ -331,8 +331,8 @@ class UnclaimedTransaction(Data):
     first_seen_at: datetime
     fits_key: str | None = None
     state: str = OPEN
-    note: str | None = None
-    explained_by: str | None = None
+    note: str | None = attrs.field(default=None, repr=text_repr)
+    explained_by: str | None = attrs.field(default=None, repr=text_repr)
     is_gap: bool = False
 
 
