@@ -53,6 +53,8 @@ _MOST_NAMED = 20
 _columns = payments.c
 # In place of a text that may name someone.
 _ERASED = "erased"
+# An unmatched transaction with a note, or the digits of its number.
+_IS_LEFT = sa.or_(unmatched.c.note.is_not(None), unmatched.c.shown_number.not_in(("", _ERASED)))
 
 
 def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
@@ -61,10 +63,9 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
     Raises:
         StoreError: A payment of the number is open, or a batch with it waits for approval; the error names them.
     """
-    if number not in _numbers(journal, number):
-        raise StoreError(
-            f"account {journal.account!r} has no payment of this number: nothing was erased", outcome="not_sent"
-        )
+    if number not in _numbers(journal, number) and not _has_lines(journal, digest(journal.number_key(), number)):
+        said = f"account {journal.account!r} has no payment or transaction of this number: nothing was erased"
+        raise StoreError(said, outcome="not_sent")
     journal.lock_account()
     key = journal.ensure_number_key()
     _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
@@ -86,6 +87,7 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     key = journal.ensure_number_key()  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal))
+    _erase_lines(journal, rows, sa.true(), sa.true())
     for table in (logins, subscriptions):
         rows[table.name] = journal.execute(table.delete().where(table.c.account == journal.account)).rowcount
     values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None, "paused": None}
@@ -98,9 +100,17 @@ def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> tuple[l
     wanted, done, refused = set(digests), list[Erasure](), list[StoreError]()
     works = [partial(erase_account, journal, at, is_repeated=True)]
     if WHOLE_ACCOUNT not in wanted:
-        key = journal.lock_account().number_key
-        found = [] if key is None else [number for number in _numbers(journal) if digest(key, number) in wanted]
-        works = [partial(erase_number, journal, number, at) for number in found]
+        key, numbers = journal.lock_account().number_key, _numbers(journal)
+        if key is None and numbers:
+            said = f"account {journal.account!r} has no key yet to compare its numbers by: erase each by itself"
+            return [], [StoreError(said, outcome="not_sent")]
+        of_digest = {digest(key, number): number for number in numbers}
+        works = [partial(erase_number, journal, of_digest[each], at) for each in sorted(wanted & of_digest.keys())]
+        works += [
+            partial(_erase_of_lines, journal, each, at)
+            for each in sorted(wanted - of_digest.keys())
+            if _has_lines(journal, each)
+        ]
     for work in works:
         try:
             done.append(work())
@@ -195,14 +205,38 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
             run(batches.update().where(*here).values(digest=secrets.token_hex(32)))
         lines = batch_lines.update().where(*of_line).values(phone_number=marked, info=None)
         rows[batch_lines.name] += run(lines).rowcount
-        of_row = (unmatched.c.account == journal.account, unmatched.c.number_digest == digest(key, number))
-        rows[unmatched.name] += run(unmatched.update().where(*of_row).values(shown_number=_ERASED, note=None)).rowcount
         ids = marked_ones.with_only_columns(_columns.transaction_id)
+        is_own = unmatched.c.transaction_id.in_(ids)  # explained, since its final state has changed
+        of_changes = retries.c.name.in_(marked_ones), retries.c.name.in_(ids)
+        _erase_lines(journal, rows, sa.or_(unmatched.c.number_digest == digest(key, number), is_own), *of_changes)
         of_message = (subscriptions.c.account == journal.account, subscriptions.c.transaction_id.in_(ids))
         rows[subscriptions.name] += run(subscriptions.delete().where(*of_message, subscriptions.c.has_ended)).rowcount
-        of_name = (retries.c.account == journal.account, retries.c.name.in_(marked_ones), retries.c.error.is_not(None))
-        rows[retries.name] += run(retries.update().where(*of_name).values(error=_ERASED)).rowcount
     return rows
+
+
+def _erase_lines(
+    journal: Journal, rows: Counter[str], of_line: sa.ColumnElement[bool], *of_changes: sa.ColumnElement[bool]
+) -> None:
+    """Replace numbers and notes of unmatched transactions, and the errors of their changes and others; count them."""
+    here, run = (unmatched.c.account == journal.account, of_line), journal.execute
+    values = {"shown_number": sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED), "note": None}
+    rows[unmatched.name] += run(unmatched.update().where(*here, _IS_LEFT).values(values)).rowcount
+    of_change = sa.or_(retries.c.name.in_(sa.select(unmatched.c.transaction_id).where(*here)), *of_changes)
+    of_error = (retries.c.account == journal.account, of_change, retries.c.error != _ERASED)
+    rows[retries.name] += run(retries.update().where(*of_error).values(error=_ERASED)).rowcount
+
+
+def _erase_of_lines(journal: Journal, name: str, at: datetime) -> Erasure:
+    """Erase the number of a digest that only unmatched transactions have."""
+    rows = Counter[str]()
+    _erase_lines(journal, rows, unmatched.c.number_digest == name)
+    return _note(journal, name, rows, at)
+
+
+def _has_lines(journal: Journal, name: str) -> bool:
+    """Return whether unmatched transactions have the number of a digest, and are not erased."""
+    here = (unmatched.c.account == journal.account, unmatched.c.number_digest == name, _IS_LEFT)
+    return bool(journal.execute(sa.select(sa.exists().where(*here))).scalar_one())
 
 
 def _without_number(kind: type[Any], text: str | None) -> str | None:

@@ -222,7 +222,7 @@ class SQLStore:
         Raises:
             InvalidRequest: It is no phone number.
             StoreError: A payment of it is open or unknown, or a batch with it waits for approval: the error names them,
-                and nothing was erased. Or the account has no payment of it, or the database failed.
+                and nothing was erased. Or the account has no payment or transaction of it, or the database failed.
         """
         phone_number = hide(phone_number)
         from mobilemoney_async.payments.erasure import erase_number
@@ -269,7 +269,8 @@ class SQLStore:
 
         Raises:
             InvalidRequest: They are something else; nothing was erased.
-            StoreError: Some were refused, as of `erase`; the error names their payments, and all others are done.
+            StoreError: Some were refused, as of `erase`, or as the account has numbers and no key to compare them;
+                the error names payments and accounts, and all others are done.
         """
         from mobilemoney_async.payments.erasure import repeat
         from mobilemoney_async.payments.records.account_status import Erasure
@@ -288,7 +289,7 @@ class SQLStore:
         if refused:
             said = f"{len(done)} erasures were repeated, {len(refused)} refused: "
             said += "; ".join(map(str, refused[:_MOST_TOLD]))
-            raise StoreError(f"{said}; end these payments or decide them, then repeat the list", outcome="not_sent")
+            raise StoreError(f"{said}; end or decide open payments, then repeat the list", outcome="not_sent")
         return done
 
     def close(self) -> None:

@@ -25,10 +25,12 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.database.schema import METADATA
 from mobilemoney_async.sandbox import Sandbox
-from tests.payments.second_world import GRACE, Order, World, make_world
+from mobilemoney_async.text import mask_phone_number
+from tests.payments.second_world import DAY, GRACE, Order, World, make_world
 from tests.payments.test_account_state import platform_of
 from tests.payments.test_misbehaving_list import SPELLINGS
 from tests.support.databases import execute
+from tests.support.fakes import NOON
 from tests.support.second_service import ListBehaviour
 
 pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
@@ -60,6 +62,12 @@ def everything(url: str) -> str:
 
 def rows(url: str, table: str) -> list[Mapping[str, Any]]:
     return [row._mapping for row in execute(url, sa.select(METADATA.tables[table]))]
+
+
+def back_up(url: str, backup: str) -> None:
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"VACUUM INTO '{sa.make_url(backup).database}'"))
 
 
 async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -> None:
@@ -251,9 +259,7 @@ async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path:
         await pay(client, OTHER, "order-2")
         await settle(client)
         backup = f"sqlite:///{tmp_path}/backup.db"
-        engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
-        with engine.connect() as connection:
-            connection.execute(sa.text(f"VACUUM INTO '{tmp_path}/backup.db'"))
+        back_up(sqlite_file_url, backup)
         await store.erase(phone_number=NUMBER)
         kept = [each.to_dict() for each in await store.erasures()]
     assert NUMBER[1:] not in str(kept)
@@ -269,15 +275,13 @@ async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path:
 async def test_an_open_payment_keeps_no_other_erasure_from_being_repeated(sqlite_file_url: str, tmp_path: Any) -> None:
     """Neither of its account, nor of those after it; the error names it, and the list may be repeated again."""
     backup = f"sqlite:///{tmp_path}/backup.db"
-    engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
     async with shop(sqlite_file_url) as (client, store, _), shop(sqlite_file_url, "shop-2") as (neighbour, _, _):
         await pay(neighbour)
         await pay(client)
         await settle(neighbour)
         await settle(client)
         await pay(client, OTHER, "order-2")
-        with engine.connect() as connection:
-            connection.execute(sa.text(f"VACUUM INTO '{tmp_path}/backup.db'"))
+        back_up(sqlite_file_url, backup)
         await settle(client)
         for number in (NUMBER, OTHER):
             await store.erase(phone_number=number)
@@ -311,11 +315,11 @@ async def test_an_account_that_the_store_does_not_know_is_not_erased(store_url: 
 async def test_a_number_that_is_not_there_is_said(store_url: str) -> None:
     """An operator who mistypes does not believe that it is done."""
     async with shop(store_url) as (client, store, _):
-        with pytest.raises(StoreError, match="account 'shop-1' has no payment of this number"):
+        with pytest.raises(StoreError, match="account 'shop-1' has no payment or transaction of this number"):
             await store.erase(phone_number=NUMBER)
         await pay(client)
         await settle(client)
-        with pytest.raises(StoreError, match="has no payment of this number"):
+        with pytest.raises(StoreError, match="has no payment or transaction of this number"):
             await store.erase(phone_number=OTHER)
         with pytest.raises(InvalidRequest, match="phone_number"):
             await store.erase(phone_number="0788")
@@ -382,3 +386,77 @@ async def test_an_erased_payment_is_paid_twice_only_by_its_own_number(
         report = await client.payments.audit(from_date=today, to_date=today)
     kinds = {strangers[str(each.transaction_id)]: str(each.kind) for each in report.differences}
     assert kinds == {number: "paid_twice" if number in twice else "unclaimed" for number in (NUMBER, OTHER)}
+
+
+@pytest.mark.parametrize("days", [0, 32])
+async def test_notes_of_transactions_without_a_payment_go(sqlite_file_url: str, days: int) -> None:
+    """Of the number, also of one without payments, a month later, and where the list shows it after the note.
+
+    Of a transaction whose whole number no list has shown, they go with the account.
+    """
+    world = make_world(sqlite_file_url)
+    store = SQLStore(sqlite_file_url)
+
+    def sell(number: str) -> str:
+        payment = world.service.make("collection", number, "5000")
+        world.service.finish(payment)
+        return payment.id
+
+    async with world.client() as client:
+        await pay_and_settle(world, client, "order-1", NUMBER)
+        await anyio.sleep(600)
+        notes = {sell(NUMBER): "mine", sell(OTHER): "other", "t-000900": "never shown"}
+        await world.read(client)
+        notes[sell(NUMBER)] = "shown later"
+        async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+            if change.transaction is not None and change.key is None:
+                await change.failed(ValueError(f"no customer of {notes[change.transaction.transaction_id]}"))
+            else:
+                await change.done()
+        for name, note in notes.items():
+            await client.payments.explain(name, note=f"{NAME}: {note}")
+        await anyio.sleep(days * DAY)
+        sell(STAYS_OPEN)
+        await world.read(client)
+    done = await store.erase(phone_number=NUMBER)
+    left = everything(sqlite_file_url)
+    assert [each for each in notes.values() if f"{NAME}: {each}" in left] == ["other", "never shown"]
+    assert ("no customer of mine" in left, "no customer of other" in left) == (False, True)
+    assert done.rows["mobilemoney_unmatched"] == 2
+    await store.erase(phone_number=OTHER)
+    assert "other" not in everything(sqlite_file_url)
+    with pytest.raises(StoreError, match="no payment or transaction of this number"):
+        await store.erase(phone_number=OTHER)
+    await store.erase_account("default")
+    left = everything(sqlite_file_url)
+    assert NAME not in left and mask_phone_number(STAYS_OPEN) not in left
+
+
+async def test_the_number_of_a_mere_transaction_is_erased_again(sqlite_file_url: str, tmp_path: Any) -> None:
+    """In a backup in which no payment has it."""
+    world = make_world(sqlite_file_url)
+    backup = f"sqlite:///{tmp_path}/backup.db"
+    async with world.client() as client:
+        await pay_and_settle(world, client, "order-1", NUMBER)
+        world.service.make("collection", OTHER, "7")
+        await world.read(client)
+        back_up(sqlite_file_url, backup)
+        kept = await SQLStore(sqlite_file_url).erase(phone_number=OTHER)
+    restored = SQLStore(backup)
+    (done,) = await restored.repeat_erasures([kept])
+    assert (done.digest, done.rows) == (kept.digest, {"mobilemoney_unmatched": 1})
+    assert mask_phone_number(OTHER) not in everything(backup)
+    assert await restored.repeat_erasures([kept]) == []
+    restored.close()
+
+
+async def test_a_backup_from_before_the_key_of_the_digests_is_refused(sqlite_file_url: str) -> None:
+    """Nothing shows whether its numbers are those of the list: an operator is not told that all is done."""
+    kept = Erasure(account="shop-1", digest="0" * 64, at=NOON)
+    async with shop(sqlite_file_url) as (client, store, _):
+        assert await store.repeat_erasures([kept]) == []  # it has no number
+        given: dict[str, Any] = {"type": "disbursement", "phone_number": NUMBER, "amount": 3}
+        await client.payments.enqueue(**given, idempotency_key="order-1")
+        await client.payments.cancel("order-1", note="no")
+        with pytest.raises(StoreError, match="account 'shop-1' has no key yet to compare its numbers by"):
+            await store.repeat_erasures([kept])

@@ -28,7 +28,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.cancellation import shielded
-from mobilemoney_async.contract.comparison import shift
+from mobilemoney_async.contract.comparison import international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.database.serialization import shorten
@@ -46,6 +46,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, lines_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.text import shown_id, shown_text
@@ -147,6 +148,7 @@ class UnclaimedObserver:
                     fresh.append((row, due_at))
             elif line.shown.state != OPEN:
                 self._store.remember(row.id, str(row.status))
+                changed += [row] if not line.shown.status else []  # explained before a list showed it
             else:
                 changed += [row] if line.shown.status != row.status else []
                 if line.told_at is not None:
@@ -212,8 +214,11 @@ class UnclaimedObserver:
         """
         run, here = journal.execute, _columns.account == journal.account
         for row in changed:
-            status = shorten(str(row.status))
-            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(status=status))
+            number = international(row.phone_number)
+            shown = None if number is None else digest(account.number_key, number)
+            known = sa.func.coalesce(_columns.number_digest, shown)
+            values = {"status": shorten(str(row.status)), "number_digest": known}
+            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(values))
         thin(journal, now)
         strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
         count, is_full = run(strangers).scalar_one(), False

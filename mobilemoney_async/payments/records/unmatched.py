@@ -187,11 +187,14 @@ def explain(
 
 
 def thin(journal: Journal, now: datetime) -> None:
-    """Delete owned lines after a month; of explained ones keep the id and the word, so that none comes back."""
+    """Delete owned lines after a month; of explained ones keep the id and the word, so that none comes back.
+
+    And the digest: by that an erasure of the number finds the word.
+    """
     is_old = (_columns.account == journal.account, _columns.changed_at < now - _KEPT)
     journal.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
-    journal.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number="", number_digest=None))
+    journal.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number=""))
 
 
 def to_line(row: sa.Row[Any]) -> Line:
