@@ -1,5 +1,6 @@
 """Matching of payments and transactions, by the laws that keep money from going astray."""
 
+import hmac
 import itertools
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mobilemoney_async import Transaction
+from mobilemoney_async import PaymentRecord, Transaction, UnclaimedTransaction
 from mobilemoney_async.contract.comparison import (
     NumberForm,
     international,
@@ -21,7 +22,7 @@ from mobilemoney_async.contract.comparison import (
     same_number,
     shift,
 )
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
     KindIndex,
@@ -35,6 +36,9 @@ from mobilemoney_async.payments.ownership.matching import (
     query_for,
     read_sample,
 )
+from mobilemoney_async.payments.ownership.surplus import surplus
+from mobilemoney_async.payments.records.rows import digest
+from mobilemoney_async.payments.records.unmatched import Line
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
 
@@ -415,3 +419,90 @@ def test_no_clock_leads_out_of_the_calendar(sign: int) -> None:
     ahead = sign * timedelta(days=365 * 8000)
     start, end = search().window(Skew(low=ahead, high=ahead))
     assert start <= end
+
+
+KEY = "key of the digests"
+# The last two look alike where they are masked.
+NUMBERS = [PHONE_NUMBER, "+255681234567", "+255681994567"]
+distances = st.integers(-2, 2).map(lambda days: days * timedelta(days=1)) | st.sampled_from([SECOND, -SECOND])
+
+
+def line(name: str, number: str = PHONE_NUMBER, amount: str = "1000", at: datetime | None = NOON, **shown: Any) -> Line:
+    """Return an open line; its digest is of its number, unless that is masked or missing."""
+    of_number = digest(KEY, number) if number in NUMBERS else None
+    made = UnclaimedTransaction(
+        transaction_id=name,
+        type=shown.get("type", TransactionType.COLLECTION),
+        amount=Decimal(amount),
+        phone_number=number,
+        status=TransactionStatus.SUCCESS,
+        created_at=at,
+        first_seen_at=NOON,
+    )
+    return Line(made, of_number, NOON, None)
+
+
+def plain_surplus(lines: Sequence[Line], attempts: Sequence[PaymentRecord]) -> list[Line]:
+    """Return what is left by the words of the rules: each attempt takes the nearest, then by id and key."""
+    pairs = []
+    for attempt, each in itertools.product(attempts, lines):
+        assert attempt.sent_at is not None
+        at = each.shown.created_at or attempt.sent_at
+        of_number = digest(KEY, attempt.phone_number)
+        is_alike = each.is_of(attempt.type, attempt.phone_number, attempt.amount, of_number)
+        is_near = abs(at - attempt.sent_at) <= timedelta(days=1, minutes=2)
+        if is_near and (is_alike or each.id in attempt.candidates):
+            pairs.append((abs(at - attempt.sent_at), each.id, attempt.key))
+    taken: dict[str, str] = {}
+    for _, name, key in sorted(pairs):
+        if name not in taken and key not in taken.values():
+            taken[name] = key
+    return [each for each in lines if each.id not in taken]
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_each_open_attempt_takes_one_line_of_its_kind(data: st.DataObject) -> None:
+    """The nearest in time, then by id and key, as far as a line shows its number and type; a named one of any kind."""
+    kinds = st.sampled_from([*TransactionType, TransactionType("payment")])
+    amounts = st.sampled_from(["1000", "1000.00", "7"])
+    texts = st.sampled_from([*NUMBERS, "+25568…567", "…"])
+    lines = [
+        line(
+            f"tx-{each}",
+            data.draw(texts),
+            data.draw(amounts),
+            data.draw(st.none() | distances.map(NOON.__add__)),
+            type=data.draw(kinds),
+        )
+        for each in range(data.draw(st.integers(0, 6)))
+    ]
+    names = st.lists(st.sampled_from([f"tx-{each}" for each in range(7)]), max_size=2)
+    attempts = [
+        own(
+            NOON + data.draw(distances),
+            id=str(each),
+            phone_number=data.draw(st.sampled_from(NUMBERS)),
+            amount=Decimal(data.draw(amounts)),
+            type=data.draw(st.sampled_from(list(TransactionType))),
+            transaction_id=None,
+            candidates=tuple(data.draw(names)),
+        )
+        for each in range(data.draw(st.integers(0, 5)))
+    ]
+    assert surplus(lines, attempts, KEY) == plain_surplus(lines, attempts)
+
+
+def test_lost_answers_beside_a_till_cost_a_digest_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each of their pairs: the surplus is asked for inside the write of a page."""
+    lines = [line(f"tx-{each}") for each in range(30)]
+    attempts = [own(id=str(each), transaction_id=None) for each in range(10)]
+    made, true = list[bytes](), hmac.digest
+
+    def count(key: bytes, text: bytes, name: str) -> bytes:
+        made.append(text)
+        return true(key, text, name)
+
+    monkeypatch.setattr(hmac, "digest", count)
+    assert len(surplus(lines, attempts, KEY)) == 20
+    assert len(made) == 10

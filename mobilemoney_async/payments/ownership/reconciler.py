@@ -47,6 +47,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     clearance,
 )
+from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.records.unmatched import explained, find_lines
 
 # Payments that were sent within such a time of each other are looked for together.
@@ -221,8 +222,8 @@ class Reconciler:
         assert account is not None  # made with its first payment
         if account.others_until is not None and account.others_until > began_at:
             foreign = find_lines(journal, unmatched.c.is_foreign, unmatched.c.first_seen_at >= began_at - _DAY)
-            kind = (record.type, record.phone_number, record.amount)
-            if any(each.is_of(*kind, account.number_key) for each in foreign):
+            of_number = digest(account.number_key, record.phone_number)
+            if any(each.is_of(record.type, record.phone_number, record.amount, of_number) for each in foreign):
                 return PaymentCause.OTHER_SYSTEM
         query, facts = query_for(record), read_row_facts(journal, [row], {}, settled=self._settled)
         skew = evidence.skew(query)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import chain
 
 import attrs
 import sqlalchemy as sa
@@ -52,16 +54,21 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
         attempts: The payments that may have made a transaction with an id that the store does not know.
         key: The account's key of the digests.
     """
+    # By amount and digest: hundreds of lost answers meet as many lines inside the write of a page.
+    kinds, by_id = dict[tuple[Decimal, str | None], list[Line]](), {line.id: line for line in lines}
+    for line in lines:
+        kinds.setdefault((line.shown.amount, line.number_digest), []).append(line)
     pairs: list[tuple[timedelta, str, str]] = []
     for attempt in attempts:
-        sent_at = query_for(attempt).sent_at
-        for line in lines:
-            at = line.shown.created_at
+        sent_at, of_number = query_for(attempt).sent_at, digest(key, attempt.phone_number)
+        near = chain.from_iterable(kinds.get((attempt.amount, each), ()) for each in (of_number, None))
+        alike = {each.id for each in near if each.is_of(attempt.type, attempt.phone_number, attempt.amount, of_number)}
+        # Its own acknowledgement may have named one of another kind.
+        for name in alike.union(each for each in attempt.candidates if each in by_id):
+            at = by_id[name].shown.created_at
             distance = timedelta(0) if at is None else abs(at - sent_at)
-            is_alike = line.is_of(attempt.type, attempt.phone_number, attempt.amount, key)
-            # Its own acknowledgement may have named one of another kind.
-            if distance <= _REACH and (is_alike or line.id in attempt.candidates):
-                pairs.append((distance, line.id, attempt.key))
+            if distance <= _REACH:
+                pairs.append((distance, name, attempt.key))
     taken: set[str] = set()
     served: set[str] = set()
     for _, name, key_of in sorted(pairs):

@@ -84,13 +84,13 @@ class Line:
         """Return whether it is unclaimed, if it is surplus."""
         return self.shown.is_gap or self.told_at is not None or self.due_at <= now
 
-    def is_of(self, kind: TransactionType, number: str, amount: Decimal, key: str) -> bool:
-        """Return whether it is of a kind, as far as it was shown; `key` is the account's key of the digests."""
+    def is_of(self, kind: TransactionType, number: str, amount: Decimal, of_number: str) -> bool:
+        """Return whether it is of a kind, as far as it was shown; `of_number` is the digest of the number."""
         shown = self.shown
         if shown.amount != amount or (shown.type != kind and shown.type in set(TransactionType)):
             return False
         if self.number_digest is not None:
-            return self.number_digest == digest(key, number)
+            return self.number_digest == of_number
         shows_little = sum(map(str.isdigit, shown.phone_number)) < _TELLING
         return shows_little or same_number(shown.phone_number, number) is not None
 
