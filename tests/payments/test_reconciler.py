@@ -19,6 +19,7 @@ from mobilemoney_async import (
     InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentCause,
     PaymentRecord,
     RequestTimeout,
     RetryPolicy,
@@ -444,6 +445,31 @@ async def test_a_lagging_list_does_not_mislead_a_duplicate(sqlite_file_url: str,
         await client.payments.reconcile()
         second = await get(client, "order-2")
     assert (second.state, second.candidates) == ("UNKNOWN", (late,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_erased", [False, True])
+async def test_a_late_transaction_of_a_payment_that_was_sent_again_is_no_others(
+    sqlite_file_url: str, is_erased: bool
+) -> None:
+    """Whether the number of that payment has been erased since or not."""
+    world = make_world(sqlite_file_url, median_delay=5.0, longest_delay=10.0)
+    async with world.client(world.store(grace=30)) as client:
+        await lose(world, client, made=False)
+        await world.advance(32)
+        await client.payments.confirm_absent("order-1", note="not on the dashboard")
+        await create(client)
+        async with client.poller(resume=True) as poller:
+            _ = [outcome async for outcome in poller.outcomes()]
+        assert (await get(client)).is_final
+        if is_erased:
+            await world.store().erase(phone_number=PHONE_NUMBER)
+        late = stranger(world)  # of the first request, which the service has only now worked off
+        await lose(world, client, "order-2", made=False)
+        await world.advance(32)
+        await client.payments.reconcile()
+        second = await get(client, "order-2")
+    assert (second.state, second.candidates, second.cause) == ("UNKNOWN", (late,), PaymentCause.RIVAL)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, to_record
 from mobilemoney_async.payments.records.transaction_states import record_seen
-from mobilemoney_async.payments.records.unmatched import explained
+from mobilemoney_async.payments.records.unmatched import explained, kept_forms
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -312,7 +312,7 @@ def find_rival(
         .join(history, (history.c.account == payments.c.account) & (history.c.key == payments.c.key))
         .where(
             payments.c.account == journal.account,
-            payments.c.phone_number == query.phone_number,
+            payments.c.phone_number.in_(kept_forms(journal, [query.phone_number])),
             payments.c.type == str(query.type),
             payments.c.amount == query.amount,
             payments.c.key != key,
