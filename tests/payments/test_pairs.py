@@ -159,7 +159,8 @@ async def test_a_hold_reaches_a_payment_that_a_dispatcher_has_in_hand(store: SQL
 
 async def test_an_order_that_one_process_gave_up_is_not_sent_by_another(store: SQLStore) -> None:
     """A click waits for the rate limit; the same one at another process failed, and was told that nothing was paid."""
-    sandbox, order = Sandbox(), {"phone_number": PAYS, "amount": 5000, "idempotency_key": "order"}
+    sandbox = Sandbox()
+    order: dict[str, Any] = {"phone_number": PAYS, "amount": 5000, "idempotency_key": "order"}
 
     async def click() -> None:
         with pytest.raises(StoreError, match="taken out of the queue meanwhile; nothing was sent") as caught:
