@@ -69,21 +69,25 @@ async def book_changes(client: AsyncClient, sessions: Sessions, book: Book) -> i
             found = client.payments.changes(after=place.cursor, limit=1, forever=False)
             changes = [change async for change in found]
             for change in changes:
-                if not await is_past(client, session, change):
-                    await book(session, change)
+                await book(session, change)
                 place.cursor = change.cursor
         if not changes:
             return booked
         booked += len(changes)
 
 
-async def is_past(client: AsyncClient, session: AsyncSession, change: PaymentChange) -> bool:
-    """Return whether a click has sent the payment again since the change: its order holds its goods for that."""
-    if change.key is None or change.state not in {"NOT_SENT", "REFUSED", "RELEASED"}:
-        return False
-    await take_turns(session, change.key)
-    payment = await client.payments.get(change.key)
-    return payment is None or payment.state != change.state
+def of_latest_try(client: AsyncClient, book: Book) -> Book:
+    """Return `book`, but not for a change since which a click has sent the payment again: that needs the goods."""
+
+    async def book_latest(session: AsyncSession, change: PaymentChange) -> None:
+        if change.key is not None and change.state in {"NOT_SENT", "REFUSED", "RELEASED"}:
+            await take_turns(session, change.key)
+            payment = await client.payments.get(change.key)
+            if payment is None or payment.state != change.state:
+                return
+        await book(session, change)
+
+    return book_latest
 
 
 async def keep_books(client: AsyncClient, sessions: Sessions, book: Book) -> None:
@@ -210,7 +214,7 @@ def shop_lifespan(
             async with payments(app), anyio.create_task_group() as tasks:
                 backend: Backend = app.state.mobilemoney
                 app.state.shop = Shop(sessions, store, backend, book)
-                tasks.start_soon(keep_books, backend.client, sessions, book)
+                tasks.start_soon(keep_books, backend.client, sessions, of_latest_try(backend.client, book))
                 yield
                 tasks.cancel_scope.cancel()  # what is not committed is rolled back
         finally:

@@ -4,6 +4,7 @@ of the two would leave: so no lock can be dropped unnoticed.
 
 import functools
 import itertools
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import nullcontext
@@ -316,8 +317,15 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "ACKNOWLEDGED, with a consumer": {"read": read_as_consumer, "read by another": read_as_consumer},
     "ACKNOWLEDGED, with a lease that is over": {"leased": hold("me", 60), "leased by another": hold("other", 60)},
 }
+# These read most, and write whole batches: a transaction comes in between after each of its reads.
 PAIRS = [
-    pytest.param(state, one, two, id=f"{state}: {one}, {two} in between")
+    pytest.param(
+        state,
+        one,
+        two,
+        id=f"{state}: {one}, {two} in between",
+        marks=[pytest.mark.slow] if re.search("approved|imported", state + one) else [],
+    )
     for state, works in WORKS.items()
     for one, two in itertools.permutations(works, 2)
     if one[:6] == two[:6] or "counted" not in one + two

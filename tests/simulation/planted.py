@@ -209,8 +209,8 @@ DEFECTS = (
     Defect(
         "a change that failed does not come again",
         "payments/feed/consumers.py",
-        'values |= {"next_at": now + pause(1), "error": error}',
-        'values |= {"next_at": None, "error": error}',
+        "tries=1, next_at=now + pause(1), error=error",
+        "tries=1, next_at=None, error=error",
     ),
     Defect(
         "amounts are not compared",
