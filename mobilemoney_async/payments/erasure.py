@@ -222,7 +222,7 @@ def _erase_lines(
     values = {"shown_number": sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED), "note": None}
     rows[unmatched.name] += run(unmatched.update().where(*here, _IS_LEFT).values(values)).rowcount
     of_change = sa.or_(retries.c.name.in_(sa.select(unmatched.c.transaction_id).where(*here)), *of_changes)
-    of_error = (retries.c.account == journal.account, of_change, retries.c.error != _ERASED)
+    of_error = (retries.c.account == journal.account, of_change, retries.c.error.is_not(None))
     rows[retries.name] += run(retries.update().where(*of_error).values(error=_ERASED)).rowcount
 
 
