@@ -140,7 +140,7 @@ class CallbackReceiver:
         verify: Returns True if the service sent this raw body with these headers (lower-case names); sync or async. An
             exception of it counts as no.
         secret: Has to come with every callback as its `token`: part of the address that only you and the service know.
-            At least 16 letters, digits, `-`, `.`, `_` or `~` of ASCII, such as `secrets.token_urlsafe(24)`.
+            At least 16 letters, digits, ``-``, ``.``, ``_`` or ``~`` of ASCII, such as `secrets.token_urlsafe(24)`.
         find: Returns the transaction ids of your open payments among some names; for callbacks of payments that
             another process follows. Asked for bodies that name nothing known here, 5 times at once and once a second
             at most. The ids are tracked, so it must leave out final payments.
