@@ -15,6 +15,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
+from mobilemoney_async.payments.ownership.comparison import CLOCKS
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.matching import (
     KindIndex,
@@ -32,8 +33,6 @@ from mobilemoney_async.text import shown_text
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
-# How far the clocks may differ beyond what the rows of own payments show.
-_CLOCKS = timedelta(minutes=10)
 # Digits of a sum: more than any list of amounts needs.
 _DIGITS = 200
 
@@ -217,7 +216,7 @@ class Comparison:
             if unidentified is None:
                 is_awaited = is_young
             else:
-                start = shift(query_for(unidentified).sent_at, (timedelta(0) if skew is None else skew.low) - _CLOCKS)
+                start = shift(query_for(unidentified).sent_at, (timedelta(0) if skew is None else skew.low) - CLOCKS)
                 is_older = row.created_at is not None and row.created_at < start  # than the request
                 is_awaited = self._is_on_its_way(unidentified) and not is_older
             if is_awaited:

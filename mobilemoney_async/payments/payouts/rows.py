@@ -380,7 +380,7 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     for name, value in info.items():
         plain = normalize("NFKC", name).strip().casefold()
         if plain in _LIKE_KEY:  # keys made of the content in place of these would pay again after any change
-            raise InvalidRequest(f"column {name!r} would not count as key: call it key, or otherwise", argument="rows")
+            raise InvalidRequest(f"column {name!r} would not count as key: name it key, or otherwise", argument="rows")
         only = _FIXED.get(plain)
         if only and value.strip().casefold() not in {"", only.casefold()}:
             raise InvalidRequest(f"{name.strip()} must be {only}, or left out", argument="rows")
