@@ -184,6 +184,25 @@ async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(world
     assert sent(world) == 4_000
 
 
+async def test_of_a_queue_what_was_there_before_counts(sqlite_file_url: str) -> None:
+    """Payouts that are queued, and then made at once, go as far as the limit reaches; a new one waits for the queue."""
+    world = make_world(sqlite_file_url)
+    enough = DisbursementLimits(per_day=3_000)
+    async with world.client(disbursement_limits=enough) as client:
+        for last in range(1, 5):
+            await client.payments.enqueue(
+                type="disbursement", phone_number=number(last), amount=1_000, idempotency_key=f"out-{last}"
+            )
+            await anyio.sleep(1)
+        with pytest.raises(LimitExceeded):
+            await pay(client, 5, 100)
+        for last in (3, 1, 2):
+            await pay(client, last, 1_000, idempotency_key=f"out-{last}")
+        with pytest.raises(LimitExceeded):
+            await pay(client, 4, 1_000, idempotency_key="out-4")
+    assert sent(world) == 3_000
+
+
 @pytest.mark.slow
 @BOTH
 async def test_each_merchant_has_its_own_limits(world: World) -> None:

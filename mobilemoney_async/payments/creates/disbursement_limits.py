@@ -27,6 +27,8 @@ from mobilemoney_async.payments.records.unmatched import kept_forms
 _LOCK = 0x6C696D73  # "lims"
 
 _columns = payments.c
+_own = payments.alias()
+_ALL: sa.ColumnElement[bool] = sa.true()
 _MAY_HAVE_MOVED = sa.or_(
     _columns.state.in_(UNIDENTIFIED | {PaymentState.ACKNOWLEDGED}),
     _columns.state.in_([str(PaymentState.REFUSED), str(PaymentState.QUEUED)]) & _columns.is_certain.is_(False),
@@ -49,10 +51,12 @@ def require_payment_within(
 ) -> None:
     """Raise `LimitExceeded` if a payment that is about to begin exceeds a limit.
 
-    Queued payments do not count for one that a dispatcher sends: a full queue would stop itself.
+    Queued payments do not count for one that a dispatcher sends: a full queue would stop itself. For any other one
+    those count that were there before it: else two that are queued, and then made at once, would stop each other.
     """
     lock_limits(journal)
-    others = _select(journal, at, with_queue=not is_of_queue).where(_columns.key != request.key)
+    queue = sa.false() if is_of_queue else ~_is_behind(journal.account, request.key)
+    others = _select(journal, at, queue=queue).where(_columns.key != request.key)
     forms = kept_forms(journal, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
     spent = [
@@ -66,14 +70,14 @@ def require_batch_within(
     journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[sa.Row[Any]], *, at: datetime
 ) -> None:
     """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
-    by_number = _select(journal, at, with_queue=True).with_only_columns(_columns.phone_number, _SUM.label("amount"))
+    by_number = _select(journal, at).with_only_columns(_columns.phone_number, _SUM.label("amount"))
     new, spent = list(lines), defaultdict[str, Decimal](Decimal)
     forms = kept_forms(journal, {line.phone_number for line in new})
     for row in journal.execute(by_number.group_by(_columns.phone_number)):
         spent[forms.get(row.phone_number, row.phone_number)] += Decimal(row.amount)
     for some in chunks(line.key for line in new):
         # An earlier attempt of theirs, such as one that was refused without a code, is not paid beside the next one.
-        own = _select(journal, at, with_queue=True).where(_columns.key.in_(some))
+        own = _select(journal, at).where(_columns.key.in_(some))
         for row in journal.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
             spent[forms.get(row.phone_number, row.phone_number)] -= Decimal(row.amount)
     in_all = sum(spent.values(), Decimal(0))
@@ -85,10 +89,16 @@ def require_batch_within(
         in_all += amount
 
 
-def _select(journal: Journal, at: datetime, *, with_queue: bool) -> sa.Select[Any]:
-    counts = (_columns.sent_at > at - A_DAY) & _MAY_HAVE_MOVED
-    if with_queue:
-        is_soon = _columns.not_before.is_(None) | (_columns.not_before <= at + A_DAY)
-        counts |= (_columns.state == str(PaymentState.QUEUED)) & is_soon
+def _is_behind(account: str, key: str) -> sa.ColumnElement[bool]:
+    """Return whether a payment was made after that of a key, which may not exist."""
+    mine = (_own.c.account == account) & (_own.c.key == key)
+    return sa.exists().where(mine, _own.c.created_at <= _columns.created_at)
+
+
+def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:
+    """Return the disbursements that count now, and of those in the queue some."""
+    is_soon = _columns.not_before.is_(None) | (_columns.not_before <= at + A_DAY)
+    is_queued = (_columns.state == str(PaymentState.QUEUED)) & is_soon & queue
+    counts = ((_columns.sent_at > at - A_DAY) & _MAY_HAVE_MOVED) | is_queued
     is_disbursement = _columns.type == str(TransactionType.DISBURSEMENT)
     return sa.select(payments).where(_columns.account == journal.account, is_disbursement, counts)
