@@ -30,6 +30,8 @@ _ZERO_INSIDE = "+2550"
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
+# What category "Cf" leaves out: marks and letters that are shown as nothing.
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _QUOTES = frozenset("\"'`")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
@@ -310,20 +312,21 @@ def require_name(argument: str, value: object) -> str:
 def require_key(argument: str, value: object) -> str:
     """Return an idempotency key, or raise `InvalidRequest`.
 
-    Two keys that look alike would make two payments. So white space around a key, line ends, control characters and
-    invisible marks are refused rather than dropped.
+    Two keys that look alike would make two payments. So white space around a key, line ends, control characters,
+    invisible marks, and blanks other than spaces are refused rather than dropped.
     """
     key = require_name(argument, value)
-    if key != key.strip() or (not key.isprintable() and _has_unseen(key)):
-        raise refuse(argument, "a str without white space around it, line ends, control characters and invisible marks")
+    if key != key.strip() or _UNSEEN.search(key) or (not key.isprintable() and _has_unseen(key)):
+        unfit = "white space around it, line ends, control characters, invisible marks and blanks other than spaces"
+        raise refuse(argument, f"a str without {unfit}")
     return key
 
 
 def _has_unseen(text: str) -> bool:
-    """Return whether a text has control characters, invisible marks or line ends."""
+    """Return whether a text has control characters, invisible marks, line ends or blanks that are no spaces."""
     from unicodedata import category
 
-    return any(category(each) in {"Cc", "Cf", "Zl", "Zp"} for each in text)
+    return any(category(each) in {"Cc", "Cf", "Zl", "Zp", "Zs"} for each in text.replace(" ", ""))
 
 
 def valid_name(text: object) -> str | None:

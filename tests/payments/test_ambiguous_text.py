@@ -117,6 +117,7 @@ def test_the_delimiter_is_that_of_the_header(end: str, delimiter: str, name: str
 
 KEYS = [" order-9", "order-9 ", "order-9\n", "\torder-9", "order\r\n9", "order\x0b9", "order-9\u2028", "order\x009"]
 KEYS += ["\ufefforder-9", "order-9\u200b", "order\u202e9", "\u00a0order-9", "order\x7f9", "order\x859"]
+KEYS += ["order\u00a09", "order\u20079", "order-9\ufe0f", "order\u034f-9", "order-9\u3164"]
 
 
 @BOTH
