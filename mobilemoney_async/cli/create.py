@@ -20,7 +20,7 @@ import typer
 from mobilemoney_async import errors
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.cli import following, options
-from mobilemoney_async.cli.clients import open_client
+from mobilemoney_async.cli.clients import missing_file, open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, copyable, explain, run, say
 from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
@@ -125,13 +125,18 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
     request = _checked(request, settings)
     if settings.store is not None:
         options.require_service(settings)
-    options.confirm_money(settings, str(request), yes=yes)
+    new = missing_file(settings)
+    risk = "" if new is None or not is_key_given else f", by {new}, a new store, which knows no payment under any key"
+    options.confirm_money(settings, f"{request}{risk}", yes=yes)
     payment = Payment(request, settings, service)
 
     async def work() -> None:
         async with open_client(settings, on_event=payment.note_event) as client:
             if not is_key_given:
                 payment.print_key()
+            elif not await client.payments.list(limit=1):
+                said = f"the store has no payment of account {settings.account!r} yet: it knows none under this key"
+                say(command, f"{said}; one in another store, folder or account would be another payment")
             await payment.send(client, is_followed=wait)
             if wait:
                 await payment.follow(client, timeout)

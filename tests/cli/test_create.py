@@ -240,6 +240,7 @@ class TestStore:
         assert (first.exit_code, second.exit_code) == (0, 0), second.stderr
         assert first.stdout == second.stdout
         assert "used before" not in first.stderr
+        assert "the store has no payment of account 'default' yet: it knows none under this key" in first.stderr
         assert second.stderr == (
             "mobilemoney collect: this key has been used before: nothing was sent, and this is that payment\n"
         )
