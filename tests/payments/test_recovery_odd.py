@@ -352,6 +352,25 @@ async def test_another_merchants_poller_concludes_nothing(store_url: str) -> Non
             await client.payments.identify("k", "t-000001", note="Asha")
 
 
+async def test_a_list_that_may_be_another_merchants_shows_no_loss(sqlite_file_url: str) -> None:
+    """Credentials that cannot be checked send a collection; the store is compared once they can be."""
+    world = two_merchants(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "first", 1)])
+    await anyio.sleep(HOUR)
+    strange, lost = order("disbursements", "strange", 10), order("disbursements", "lost", 11)
+    world.service.make("disbursement", strange.phone_number, "5000", merchant_id="merchant-2")
+    made = world.service.make("disbursement", lost.phone_number, "5000")
+    world.service.answer_lookup = lambda request: error(503, None)
+    async with world.client(auth=OTHER_TOKEN) as client:
+        await world.pay(client, [order("collections", "second", 2)])
+        assert (await client.payments.unclaimed(), world.service.lists) == ([], 0)
+    async with world.client() as client:
+        await stopped(world, client, [lost])
+        assert [each.transaction_id for each in await client.payments.unclaimed()] == [made.id]
+        await world.pay(client, [strange])
+
+
 async def test_a_transaction_of_another_amount_ends_no_payment(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

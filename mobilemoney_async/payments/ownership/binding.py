@@ -146,20 +146,27 @@ class Binding:
         )
         return facts, has_conflicts
 
-    async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> None:
+    async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> bool:
         """Raise `StoreError` if the account is not that of this client's host and credentials.
 
         Credentials that are new to the account have to look up one of its transactions first. If that fails, not
         because there is none, they are not used either, unless `is_lenient`.
+
+        Returns:
+            Whether nothing is left to be checked. Else they may be another merchant's: their list proves nothing.
         """
         if facts is None:
             facts = await self.read()
-        name = await self._name_credentials()
+        name, is_checked = await self._name_credentials(), True
         if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
             await self.save(host=self._host, credentials=name, merchant_id=None)
         elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
-            await self._bind(facts, name, is_lenient=is_lenient)
+            result = await self._bind(facts, name, is_lenient=is_lenient)
+            if result is None:  # the secret was replaced in between: is that one the merchant's?
+                return await self.require_bound(is_lenient=is_lenient)
+            is_checked = result
         self._memory.admitted = name
+        return is_checked
 
     def is_current(self) -> bool:
         """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
@@ -173,8 +180,11 @@ class Binding:
         else:
             await self.require_bound(facts)
 
-    async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
-        """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
+    async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> bool | None:
+        """Bind the account to new credentials, if they know its transactions; see `require_bound`.
+
+        Returns None if they were replaced meanwhile.
+        """
         if facts.host not in {None, self._host}:
             foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
             raise self._foreign(foreign) from foreign
@@ -192,16 +202,17 @@ class Binding:
             raise  # the payment would be refused, too
         except MobileMoneyError as exc:
             if is_lenient:
-                return
+                return False
             raise wait(
                 f"was never used with these credentials, which could not be checked: {exc} (if they are of the same "
                 "merchant, mobilemoney payments rebind accepts them)"
             ) from exc
-        if name != await self._name_credentials():  # the secret was replaced in between: is that one the merchant's?
-            await self.require_bound(is_lenient=is_lenient)
-        elif merchant_id is not None:
+        if name != await self._name_credentials():
+            return None
+        if merchant_id is not None:
             known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
             await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
+        return True
 
     async def require_not_foreign(self) -> None:
         """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
