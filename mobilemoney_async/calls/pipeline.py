@@ -230,7 +230,7 @@ class Pipeline:
         """Wait for token and limiter, before anything is sent."""
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
-            token = await self.token()
+            token = await self.token(pays=call.recorder is not None)
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
         asked_at = anyio.current_time()
@@ -240,7 +240,7 @@ class Pipeline:
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
-            call.token = await self.token()
+            call.token = await self.token(pays=call.recorder is not None)
             if anyio.current_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
                 await self.limiter.acquire(call.lane, ahead=True)
@@ -365,8 +365,11 @@ class Pipeline:
             self._instrumentation.payment_unknown(key, call.sent_at, error)
         return unknown
 
-    async def token(self) -> Secret:
+    async def token(self, *, pays: bool = False) -> Secret:
         """Return the token of the next request, after a login if need be.
+
+        Args:
+            pays: Whether that sends a payment, for which it was found out before whose the credentials are.
 
         Raises:
             MobileMoneyError: There is none; nothing was sent but the login.
@@ -374,10 +377,10 @@ class Pipeline:
         admission = self.admission
         try:
             while True:
-                if admission is not None and not admission.is_current():
+                if admission is not None and not admission.is_current(pays=pays):
                     await admission.admit()  # first: a login with another merchant's password is a request, too
                 token = require_bearer("auth", await self.tokens.token(self._login))
-                if admission is None or admission.is_current():  # else the vault gave others for that
+                if admission is None or admission.is_current(pays=pays):  # else the vault gave others for that
                     return token
         except Exception as exc:  # a caller's own source may raise anything
             if isinstance(exc, InvalidRequest) and exc.argument == "client":  # it is closed, say

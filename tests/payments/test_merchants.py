@@ -44,7 +44,7 @@ from tests.contract import samples
 from tests.payments.second_world import BOTH
 from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
-from tests.support.second_service import BASE_URL, SecondService
+from tests.support.second_service import BASE_URL, SecondService, error
 from tests.support.server import NeverAnswer, Request, Response, serve
 
 NUMBER = "+255681234567"
@@ -706,6 +706,30 @@ async def test_with_another_merchants_secret_nothing_is_asked(
             platform.service.finish_after = 0.0
             with anyio.fail_after(600):
                 assert (await poller.wait(number)).is_final
+
+
+async def test_a_secret_that_could_not_be_checked_is_checked_before_a_later_read(
+    sqlite_file_url: str, platform: Platform
+) -> None:
+    """A collection goes on with it, however long it waits; other requests do for seconds only."""
+    platform.open("shop-0", "shop-1")
+    async with platform.merchants(sqlite_file_url) as merchants:
+        number = await pay(await merchants.client("shop-0"))
+    await anyio.sleep(200)
+    right, platform.secrets["shop-0"] = platform.secrets["shop-0"], platform.secrets["shop-1"]
+    async with platform.merchants(sqlite_file_url) as merchants:
+        client = await merchants.client("shop-0")
+        platform.service.answer_lookup = lambda request: error(503, None)
+        refusals, began_at = [error(429, "RATE_LIMIT_EXCEEDED", retry_after=30)], anyio.current_time()
+        platform.service.answer_create = lambda request, payment: refusals.pop() if refusals else None
+        await pay(client, "order-2", amount=2000)
+        assert anyio.current_time() > began_at + 20
+        platform.service.answer_lookup = lambda request: None
+        platform.secrets["shop-0"] = right
+        await anyio.sleep(1)
+        with pytest.raises(StoreError, match="another merchant"):
+            await client.transactions.get(number)
+        assert (await client.transactions.get(number)).id == number
 
 
 async def test_a_token_that_stays_refused_is_not_asked_for_all_the_time(

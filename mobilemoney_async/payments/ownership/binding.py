@@ -50,6 +50,8 @@ _MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
+# Seconds for which reads go on with credentials that could not be checked.
+_UNCHECKED = 10.0
 # Less of a life is not worth a write.
 _CONTACT = timedelta(minutes=1)
 
@@ -84,6 +86,7 @@ class Memory:
     Attributes:
         credentials: The name of the client's credentials, once known.
         admitted: The name of the credentials that may pay.
+        admitted_until: The time from which they have to be checked again before a read, on the loop's clock.
         said_at: When a difference was last reported, on the loop's clock.
         foreign: The name of credentials that are another merchant's, and the difference.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
@@ -93,6 +96,7 @@ class Memory:
 
     credentials: str | None = None
     admitted: str | None = None
+    admitted_until: float = math.inf
     said_at: float = -math.inf
     foreign: tuple[str, str] | None = None
     unreadable_until: float = -math.inf
@@ -165,18 +169,26 @@ class Binding:
             if result is None:  # the secret was replaced in between: is that one the merchant's?
                 return await self.require_bound(is_lenient=is_lenient)
             is_checked = result
-        self._memory.admitted = name
+        self._admit(name, is_checked=is_checked)
         return is_checked
 
-    def is_current(self) -> bool:
-        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
-        return self._named is None or None is not self._named.name == self._memory.admitted
+    def _admit(self, name: str, *, is_checked: bool = True) -> None:
+        self._memory.admitted = name
+        self._memory.admitted_until = math.inf if is_checked else anyio.current_time() + _UNCHECKED
+
+    def is_current(self, *, pays: bool = True) -> bool:
+        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing.
+
+        Those that could not be checked are so for a short time, except for a payment: it has asked itself.
+        """
+        is_same = self._named is None or None is not self._named.name == self._memory.admitted
+        return is_same and (pays or anyio.current_time() < self._memory.admitted_until)
 
     async def admit(self) -> None:
         """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
         facts = await self.read()
         if facts.newest is None:
-            self._memory.admitted = await self._name_credentials()  # the first payment binds the account
+            self._admit(await self._name_credentials())  # the first payment binds the account
         else:
             await self.require_bound(facts)
 
