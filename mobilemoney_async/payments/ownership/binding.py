@@ -50,7 +50,7 @@ _MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
-# Seconds for which reads go on with credentials that could not be checked.
+# Seconds for which reads go on with credentials that could not be checked, and for which an early 404 counts.
 _UNCHECKED = 10.0
 # Less of a life is not worth a write.
 _CONTACT = timedelta(minutes=1)
@@ -76,7 +76,15 @@ _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 
 class ForeignError(Exception):
-    """Difference of the account from this client: another host, or a transaction that the service does not know so."""
+    """Difference of the account from this client: another host, or a transaction that the service does not know so.
+
+    Attributes:
+        until: The time from which it is to be looked up again, on the loop's clock.
+    """
+
+    def __init__(self, difference: str, until: float = math.inf) -> None:
+        super().__init__(difference)
+        self.until = until
 
 
 @attrs.define(eq=False)
@@ -88,7 +96,7 @@ class Memory:
         admitted: The name of the credentials that may pay.
         admitted_until: The time from which they have to be checked again before a read, on the loop's clock.
         said_at: When a difference was last reported, on the loop's clock.
-        foreign: The name of credentials that are another merchant's, and the difference.
+        foreign: The name of credentials that are another merchant's, the difference, and until when that counts.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
         in_question: Rows that may be forgotten payments; where nothing shows the service's clock, no machine can tell.
@@ -98,7 +106,7 @@ class Memory:
     admitted: str | None = None
     admitted_until: float = math.inf
     said_at: float = -math.inf
-    foreign: tuple[str, str] | None = None
+    foreign: tuple[str, str, float] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
     in_question: Sequence[Transaction] = ()
@@ -202,11 +210,12 @@ class Binding:
             raise self._foreign(foreign) from foreign
         try:
             async with self._store.locks.hold(("credentials",)):
-                if self.has_vault and self._memory.foreign is not None and self._memory.foreign[0] == name:
-                    raise ForeignError(self._memory.foreign[1])  # nothing is asked with them again
+                known = self._memory.foreign
+                if self.has_vault and known is not None and known[0] == name and anyio.current_time() < known[2]:
+                    raise ForeignError(*known[1:])  # nothing is asked with them again
                 merchant_id = await self.look_up_own(facts)
         except ForeignError as exc:
-            self._memory.foreign = name, str(exc)
+            self._memory.foreign = name, str(exc), exc.until
             if self._named is not None:
                 self._named.doubt()
             raise self._foreign(exc) from exc
@@ -222,8 +231,8 @@ class Binding:
         if name != await self._name_credentials():
             return None
         if merchant_id is not None:
-            known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
-            await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
+            names = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
+            await self.save(host=self._host, credentials=" ".join(names), merchant_id=merchant_id or facts.merchant_id)
         return True
 
     async def require_not_foreign(self) -> None:
@@ -269,7 +278,7 @@ class Binding:
         return name
 
     async def look_up_own(self, facts: AccountFacts) -> str | None:
-        """Look up a transaction that was acknowledged to us: the newest one that is not of just now.
+        """Look up a transaction that was acknowledged to us: the newest after `grace`, or else the oldest.
 
         Returns:
             Its merchant, empty if it shows none; None if the store knows no such transaction.
@@ -285,7 +294,10 @@ class Binding:
         try:
             answer = await self._pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": record.transaction_id})
         except (TransactionNotFound, InvalidTransactionId) as exc:
-            raise ForeignError(f"has transaction {record.transaction_id}, which the service does not know") from exc
+            said, until = f"has transaction {record.transaction_id}, which the service does not know", math.inf
+            if record.sent_at is not None and record.sent_at > settled_at:
+                said, until = f"{said}, perhaps not yet", anyio.current_time() + _UNCHECKED
+            raise ForeignError(said, until) from exc
         found = answer.transaction
         fit = match(query_for(record), found, Spellings(forms=frozenset(NumberForm)))
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
@@ -328,14 +340,15 @@ def _host(base_url: str) -> str:
 
 
 def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
-    """Return the newest payment with a transaction that was acknowledged to us, until a time if there is one."""
+    """Return the newest payment with a transaction that was acknowledged to us until a time, or else the oldest one."""
     columns = payments.c
-    statement = sa.select(payments).where(
+    own = sa.select(payments).where(
         columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)
     )
-    newest = statement.where(columns.sent_at.is_not(None)).order_by(columns.sent_at.desc()).limit(1)
-    for each in (newest.where(columns.sent_at <= settled_at), newest):
-        row = journal.execute(each).one_or_none()
+    settled = own.where(columns.sent_at <= settled_at).order_by(columns.sent_at.desc())
+    oldest = own.where(columns.sent_at.is_not(None)).order_by(columns.sent_at)
+    for each in (settled, oldest):
+        row = journal.execute(each.limit(1)).one_or_none()
         if row is not None:
             return to_record(row)
     return None
