@@ -30,7 +30,7 @@ from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
-from tests.payments.service import PHONE_NUMBER, Outage, World, make_world, on_sqlite
+from tests.payments.service import PHONE_NUMBER, TWO_MINUTES, Outage, World, between_others, make_world, on_sqlite
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
@@ -526,6 +526,50 @@ async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that
             await anyio.sleep(5)
             assert dispatcher.stats.paused is None
         assert (world.sent, await state(client, "a")) == (0, PaymentState.NOT_SENT)
+
+
+@pytest.mark.parametrize("reusable", [True, False])
+@pytest.mark.parametrize("is_doubtful", [False, True])
+async def test_a_create_does_not_send_what_was_taken_back_while_it_waited(
+    world: World, is_doubtful: bool, reusable: bool
+) -> None:
+    """Neither what was never tried, nor what was refused without a code; a create that begins later is a new wish."""
+    login, stays = SlowLogin(world.sandbox.token), is_doubtful or reusable
+    said = "it was taken out of the queue meanwhile; nothing was sent" if stays else "its key is used up"
+    async with world.client(auth=login) as client, world.client(world.store()) as other:
+        if is_doubtful:
+            async with between_others(other):
+                world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
+                with pytest.raises(APIError):
+                    await other.collections.create(PHONE_NUMBER, 1000, idempotency_key="a")
+            await anyio.sleep(TWO_MINUTES)
+            await other.payments.reconcile()
+        await other.payments.enqueue(**ORDER, idempotency_key="a")
+        sent = world.sent
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(login.open_in, 5)
+
+            async def take_back() -> None:
+                await anyio.sleep(3)
+                await other.payments.cancel("a", note="no", reusable=reusable)
+
+            tasks.start_soon(take_back)
+            with pytest.raises(StoreError, match=said) as caught:
+                await client.collections.create(PHONE_NUMBER, 1000, idempotency_key="a")
+        assert (caught.value.outcome, world.sent) == ("not_sent", sent)
+        if stays:
+            await client.collections.create(PHONE_NUMBER, 1000, idempotency_key="a")
+            assert world.sent == sent + 1
+
+
+async def test_a_key_that_was_taken_back_once_is_tried_again_like_any_other(world: World, client: AsyncClient) -> None:
+    """What a create itself could not send was taken back by nobody, also once its time in the queue is over."""
+    soon: dict[str, Any] = {"not_before": timedelta(seconds=0.1), "not_after": timedelta(seconds=0.2)}
+    await client.payments.enqueue(**ORDER, idempotency_key="a", **soon)
+    await client.payments.cancel("a", note="no", reusable=True)
+    world.line.refuse = 2
+    await client.collections.create(PHONE_NUMBER, 1000, idempotency_key="a")
+    assert world.happened() == ["queued", "withdrawn", "sent", "not_sent", "sent", "not_sent", "sent", "acknowledged"]
 
 
 @pytest.mark.slow

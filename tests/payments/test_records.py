@@ -221,8 +221,7 @@ def test_a_dispatcher_sends_only_what_is_queued_and_not_late(state: PaymentState
     for now in (NOON - moment, NOON, NOON + moment):
         assert (withdrawal(record(state), now, asked_at=None) is None) is is_queued
         assert (withdrawal(kept, now, asked_at=None) is None) is (is_queued and now < NOON)
-        is_open = is_queued or kept.is_late
-        assert (withdrawal(kept, now, asked_at=NOON - moment) is None) is (not is_open or now < NOON)
+        assert (withdrawal(kept, now, asked_at=NOON - moment) is None) is (not is_queued or now < NOON)
         assert withdrawal(kept, now, asked_at=NOON) is None
 
 

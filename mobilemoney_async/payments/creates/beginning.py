@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
     SUSPECT,
@@ -65,7 +66,8 @@ def begin_payment(
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
         AccountSuspended: The account begins no payment now.
-        StoreError: Another release has changed the tables since this process began.
+        StoreError: Another release has changed the tables since this process began; or someone has taken the payment
+            out of the queue since `asked_at`, and was told that it is not sent.
     """
     checks = guard.parameters(journal, request, sent_at)
     beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
@@ -118,6 +120,9 @@ class _Beginning:
             return False
         if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
             return False
+        if asked_at is not None and row.state != PaymentState.QUEUED and journal.was_taken_out(row, since=asked_at):
+            said = "it was taken out of the queue meanwhile; nothing was sent"
+            raise StoreError(f"payment {request.key!r}: {said}", outcome="not_sent")
         values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
         nothing = ("walked_at", "candidates", "ended_at", "error", "is_certain", "looked_at", "look_passed")
         values |= {**dict.fromkeys(nothing), "next_look_at": None, **reason_columns(None)}

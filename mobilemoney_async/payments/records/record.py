@@ -416,13 +416,8 @@ def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | Non
         now: The time.
         asked_at: When a caller's create began; None for a dispatcher, which sends queued payments only.
     """
-    if record.state is not PaymentState.QUEUED:
-        if asked_at is None:
-            return f"it is {record.state}, not queued"
-        if _is_withdrawn_since(record, asked_at):
-            return "it was taken out of the queue meanwhile"
-        if not record.is_late:  # which a dispatcher has said, while the create waited
-            return None
+    if record.state is not PaymentState.QUEUED:  # for a create, `Journal.was_taken_out` counts
+        return f"it is {record.state}, not queued" if asked_at is None else None
     if asked_at is None and record.not_before is not None and now < record.not_before:
         return f"it waits until {record.not_before:%Y-%m-%d %H:%M:%S} UTC"  # a dispatcher had it in hand
     end = record.not_after
@@ -430,11 +425,6 @@ def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | Non
     if end is None or now < end or (asked_at is not None and asked_at >= end):
         return None
     return f"it was to be sent before {end:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _is_withdrawn_since(record: PaymentRecord, asked_at: datetime) -> bool:
-    """Return whether a payment has left the queue since: whoever took it out has told that it is not sent."""
-    return record.state is PaymentState.NOT_SENT and record.not_before is not None and record.changed_at > asked_at
 
 
 def is_stale(record: PaymentRecord, now: datetime) -> bool:

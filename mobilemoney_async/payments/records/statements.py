@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from mobilemoney_async.database.schema import STOPS_KIND, accounts, changes, history, payments
+from mobilemoney_async.payments.records.record import PaymentEvent
 
 _columns = payments.c
 PAYMENTS = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
@@ -62,6 +63,10 @@ _NEXT_NUMBER = (
 _texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
 _at = sa.bindparam("of_at", type_=history.c.at.type)
 NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
+TAKEN_OUT = sa.select(history.c.number).where(
+    *(history.c.account == _account, history.c.key == _key, history.c.at > _at),
+    history.c.what.in_([PaymentEvent.CANCEL.value, PaymentEvent.WITHDRAW.value]),
+)
 # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
 _later = sa.select(sa.func.max(changes.c.at)).where(
     changes.c.account == _account, changes.c.name == _key, changes.c.at > _at
