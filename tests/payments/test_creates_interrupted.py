@@ -192,6 +192,26 @@ async def test_cancelled_while_it_is_being_recorded(
     assert world.sent == 1
 
 
+async def test_cancelled_after_its_payment_was_queued(
+    world: World, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled puts a payment back which another process has queued while it waited."""
+    async with world.client() as client, world.client() as other:
+        stop_inside(monkeypatch, "record", stop)
+        await stop.run(lambda: create(client))
+        acquire = client._pipeline.limiter.acquire
+
+        async def ask(*args: Any, **options: Any) -> None:
+            await other.payments.enqueue(type="collection", **ORDER, idempotency_key="order-1")
+            stop_inside(monkeypatch, "record", stop)
+            await acquire(*args, **options)
+
+        monkeypatch.setattr(client._pipeline.limiter, "acquire", ask)
+        await stop.run(lambda: create(client))
+    assert (world.states(), world.sent) == (["QUEUED"], 0)
+    await resume(world)
+
+
 @pytest.mark.parametrize("is_made", [False, True])
 async def test_cancelled_while_it_waits_for_the_answer(world: World, stop: Stopper, is_made: bool) -> None:
     """A create that is cancelled while the service works, or on its way there, is unknown, and found if it exists."""

@@ -572,6 +572,36 @@ async def test_a_key_that_was_taken_back_once_is_tried_again_like_any_other(worl
     assert world.happened() == ["queued", "withdrawn", "sent", "not_sent", "sent", "not_sent", "sent", "acknowledged"]
 
 
+@pytest.mark.parametrize("tries", [1, 3])
+async def test_a_payment_that_is_queued_while_its_create_waits_stays_in_the_queue(world: World, tries: int) -> None:
+    """Also one that an earlier create could not send: `enqueue` has returned that it is queued."""
+    login, create = SlowLogin(world.sandbox.token), {**ORDER, "idempotency_key": "a"}
+    login.opened.set()
+    async with (
+        world.client(auth=login, retry=RetryPolicy(max_attempts=tries)) as client,
+        world.client(world.store()) as other,
+    ):
+        world.line.refuse = 2 * tries
+        kind = create.pop("type")
+        with pytest.raises(ConnectionFailed):
+            await client.collections.create(**create)
+        login.opened = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+
+            async def queue() -> None:
+                await anyio.sleep(3)
+                queued = await other.payments.enqueue(type=kind, **create)
+                assert queued.state is PaymentState.QUEUED
+                login.opened.set()
+
+            tasks.start_soon(queue)
+            with pytest.raises(ConnectionFailed):
+                await client.collections.create(**create)
+        assert await state(client, "a") is PaymentState.QUEUED
+        await dispatch(other)
+        assert (world.sent, await state(client, "a")) == (1, PaymentState.ACKNOWLEDGED)
+
+
 @pytest.mark.slow
 async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(world: World, client: AsyncClient) -> None:
     """`enqueue` returns it as it is, and no dispatcher sends it; released, a create does, after a look in the list."""

@@ -30,7 +30,7 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.host_clock import monotonic
-from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.creates.beginning import Begun, begin_payment
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, AccountStore
@@ -82,7 +82,7 @@ class RecordedAttempts:
     sent_at: datetime | None = None
     outcome: CallOutcome = "not_sent"
     on_sending: Callable[[], object] | None = None
-    is_queued: bool = False
+    is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
     is_current: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
@@ -101,10 +101,10 @@ class RecordedAttempts:
         called, waited = monotonic(), 0.0
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
-        made: list[int | None] = []
+        made: list[Begun | None] = []
         time_of = self.store.database.time_of_transaction(self.utcnow)
 
-        def begin(journal: Journal) -> int | None:
+        def begin(journal: Journal) -> Begun | None:
             nonlocal waited
             # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
             waited = pace * (monotonic() - called)
@@ -128,9 +128,10 @@ class RecordedAttempts:
                 asked_at=self.asked_at,
             )
 
-        def note(attempt: int | None) -> None:
-            made.append(attempt)
-            if attempt is not None and self.sent_at is not None:
+        def note(begun: Begun | None) -> None:
+            made.append(begun)
+            if begun is not None and self.sent_at is not None:
+                self.attempt, self.is_queued = begun.attempt, begun.was_queued
                 self.store.note_newest(self.sent_at)
 
         try:
@@ -141,11 +142,9 @@ class RecordedAttempts:
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
-                self.attempt = made[0]
                 await shielded(lambda: self.failed("not_sent", None))
             raise
-        self.attempt = made[0]
-        if self.attempt is None:
+        if made[0] is None:
             raise KeyTakenError
         return waited + REQUEST_MARGIN
 

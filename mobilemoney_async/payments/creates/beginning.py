@@ -41,6 +41,14 @@ _FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE)
 _CHECKS = sa.select(*_FOUND)
 
 
+@attrs.frozen
+class Begun:
+    """Attempt that was begun: its number, and whether the payment was in the queue, by its row under the lock."""
+
+    attempt: int
+    was_queued: bool = False
+
+
 def begin_payment(
     journal: Journal,
     guard: DuplicateGuard,
@@ -50,8 +58,8 @@ def begin_payment(
     sent_at: datetime,
     lives: float,
     asked_at: datetime | None = None,
-) -> int | None:
-    """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
+) -> Begun | None:
+    """Record that a payment is about to be sent, and return the attempt; None if another was faster.
 
     Args:
         journal: In a transaction that writes.
@@ -71,17 +79,16 @@ def begin_payment(
     """
     checks = guard.parameters(journal, request, sent_at)
     beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
-    is_begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at)
-    if not is_begun:
+    begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at)
+    if begun is None:
         # Read after the database has refused the row: because of a duplicate, or of the key itself.
         duplicate = journal.find_duplicate(request)
         if duplicate is not None:
             raise duplicate_suspected(duplicate)
         return None
-    attempt = 1 if expected is None else expected + 1
-    what, detail = PaymentEvent.SEND, f"attempt {attempt}"
+    what, detail = PaymentEvent.SEND, f"attempt {begun.attempt}"
     journal.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
-    return attempt
+    return begun
 
 
 @attrs.frozen
@@ -100,27 +107,29 @@ class _Beginning:
         times = {"sent_at": self.sent_at, "stale_at": self.stale_at, "changed_at": self.sent_at}
         return {"state": PaymentState.SENDING, "stops_kind": True, **times}
 
-    def insert(self) -> bool:
-        """Make a row and return True, or return False if a unique index forbids it."""
+    def insert(self) -> Begun | None:
+        """Make a row, or return None if a unique index forbids it."""
         new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": self.sent_at}
         values = {**request_columns(self.journal.account, self.request), **new, **self._columns, **self.checks}
         found = run(self.journal.connection, _insertion(self.journal.dialect), values).one_or_none()
-        if found is not None:
-            self._require_allowed(found)
-        return found is not None
+        if found is None:
+            return None
+        self._require_allowed(found)
+        return Begun(1)
 
-    def send_again(self, expected: int, asked_at: datetime | None) -> bool:
-        """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
+    def send_again(self, expected: int, asked_at: datetime | None) -> Begun | None:
+        """Begin another attempt in a row, or return None if the row or a duplicate forbids it."""
         journal, request = self.journal, self.request
         self._require_allowed(journal.execute(_CHECKS, self.checks).one())
         row = journal.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
         # process may have changed matters.
         if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
-            return False
+            return None
         if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
-            return False
-        if asked_at is not None and row.state != PaymentState.QUEUED and journal.was_taken_out(row, since=asked_at):
+            return None
+        was_queued = row.state == PaymentState.QUEUED
+        if asked_at is not None and not was_queued and journal.was_taken_out(row, since=asked_at):
             said = "it was taken out of the queue meanwhile; nothing was sent"
             raise StoreError(f"payment {request.key!r}: {said}", outcome="not_sent")
         values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
@@ -132,8 +141,8 @@ class _Beginning:
         except sa.exc.IntegrityError:
             if journal.find_duplicate(request) is None:
                 raise  # refused for another reason, a trigger say: the caller would try again for ever
-            return False
-        return True
+            return None
+        return Begun(expected + 1, was_queued)
 
     def _require_allowed(self, found: sa.Row[Any]) -> None:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""

@@ -186,7 +186,6 @@ class IdempotentCreates:
                     expected,
                     self._pipeline.utcnow,
                     on_sending=progress.on_sending,
-                    is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                     asked_at=progress.asked_at,
                     is_current=self._recovery.binding.is_current,
                     limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
