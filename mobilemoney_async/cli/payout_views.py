@@ -1,16 +1,28 @@
-"""Batches of payouts and their lines as the command line shows them."""
+"""Batches of payouts, their lines and their progress as the command line shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import TYPE_CHECKING
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payouts.batch import FAILED, WORDS, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.text import name_lines
 
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
+    from mobilemoney_async.payments.payouts.review import Queue
+
 # Lines that are named one by one, of those that someone should look at: `payouts show` has all.
 _MOST_NOTES = 20
+# Seconds between two lines of the progress where there is no terminal.
+_LINES = 60.0
 
 
 def count_lines(batch: PayoutBatch) -> dict[str, int]:
@@ -19,6 +31,23 @@ def count_lines(batch: PayoutBatch) -> dict[str, int]:
     for state, number in batch.states.items():
         found[word_of(state)] += number
     return {word: number for word, number in found.items() if number}
+
+
+def describe_queue(queue: Queue) -> str:
+    """Return what is sent: the payouts of a batch, and what else is queued in its account."""
+    own = _payments(queue.payouts, "payout", queue.total)
+    if not queue.others:
+        return own
+    return f"{f'{own}, and' if queue.payouts else 'none of this batch, but'} {describe_others(queue)} of this account"
+
+
+def describe_others(queue: Queue) -> str:
+    """Return what is queued in the account of a batch beside it."""
+    return _payments(queue.others, "other queued payment", queue.others_total)
+
+
+def _payments(count: int, noun: str, total: Decimal) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)} of {output.money(total)}"
 
 
 def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
@@ -106,3 +135,33 @@ def batch_columns() -> tuple[Column[PayoutBatch], ...]:
         Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),
         Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
     )
+
+
+def describe_progress(batch: PayoutBatch, stats: DispatcherStats) -> str:
+    """Return how much of a batch is sent, and how it ended."""
+    words = count_lines(batch)
+    sent = batch.lines - words.get("queued", 0) - words.get("not sent", 0) - words.get("cancelled", 0)
+    counts = [f"{words[each]:,} {each}" for each in ("paid", "failed", "refused", "unknown") if words.get(each)]
+    if stats.paused is not None:
+        counts.append(f"paused: {stats.paused}")
+    elif words.get("queued") and stats.finishes_at is not None:
+        counts.append(f"all sent by {stats.finishes_at:%Y-%m-%d %H:%M} UTC")
+    return ", ".join([f"{sent:,} of {batch.lines:,} sent", *counts])
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], object]]:
+    """Show a line that changes on a terminal; otherwise print a changed line every minute on standard error."""
+    if sys.stderr.isatty():
+        with output.waiting("sending") as show:
+            yield show
+        return
+    shown, shown_at = "", -_LINES
+
+    def print_line(text: str) -> None:
+        nonlocal shown, shown_at
+        if text != shown and time.monotonic() >= shown_at + _LINES:
+            shown, shown_at = text, time.monotonic()
+            say("payouts", text)
+
+    yield print_line

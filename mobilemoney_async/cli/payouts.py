@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -29,16 +26,27 @@ from mobilemoney_async.cli.options import (
     with_service,
 )
 from mobilemoney_async.cli.payments import find_put_off
-from mobilemoney_async.cli.payout_views import batch_columns, count_lines, facts_of, line_columns, notes_of
+from mobilemoney_async.cli.payout_views import (
+    batch_columns,
+    count_lines,
+    describe_others,
+    describe_progress,
+    describe_queue,
+    facts_of,
+    line_columns,
+    notes_of,
+    progress,
+)
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 from mobilemoney_async.payments.records.account_status import AccountState
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
     from mobilemoney_async.payments.payouts.payouts import Payouts
+    from mobilemoney_async.payments.payouts.review import Queue
     from mobilemoney_async.payments.records.account_store import AccountStore
 
 T = TypeVar("T")
@@ -61,13 +69,13 @@ _LOCAL = "Numbers may be written without their country code, 0788 500 000, as Ta
 LocalNumbers = Annotated[bool, typer.Option("--local-numbers", help=_LOCAL)]
 _COLUMNS = "The file's own names of our columns: phone_number=Namba,amount=Kiasi."
 Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME=THEIRS,…", help=_COLUMNS)]
-_SEND = "Send what is queued in this account now, and follow the payouts, unless a program of yours does."
+_SEND = "Send what is queued in this account now, and follow the batch, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
 Resume = Annotated[bool, typer.Option("--resume", help="With --send: go on, though the queue is paused.")]
 # Lines of a page of `payouts show`.
 _PAGE = 50
-# Seconds between two looks at the progress, and between two lines of it where there is no terminal.
-_LOOK, _LINES = 1.0, 60.0
+# Seconds between two looks at the progress.
+_LOOK = 1.0
 # Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
 _PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
 
@@ -168,7 +176,7 @@ def approve(
             f"Do you approve {batch.lines:,} payouts of {output.money(batch.total)}?", otherwise="nothing was queued"
         )
     if settings is not None:
-        confirm_money(settings, f"{batch.lines:,} payouts of {output.money(batch.total)}", yes=yes)
+        _confirm_sending(settings, id, service, yes=yes)
     expected = shown or batch.digest
 
     def decide(payouts: Payouts) -> Awaitable[PayoutBatch]:
@@ -216,7 +224,8 @@ def status(
 ) -> None:
     """Show the latest batches, or one with the states of its payouts.
 
-    With --send it sends those that are queued, and follows all until none is open. It may be killed, and run again.
+    With --send it sends what is queued in the account, and follows this batch until none of its payouts is open. It may
+    be killed, and run again.
     """
     if id is None and send:
         raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
@@ -238,7 +247,7 @@ def status(
             approve = command_line("payouts", "approve", id, "--by", "NAME", *service.store_flags)
             advice = f"; another person approves it: {approve}" if batch.state == "proposed" else ""
             raise Refused(f"batch {id!r} is {batch.state}, not approved: nothing is sent{advice}")
-        confirm_money(settings, f"{batch.states.get('QUEUED', 0):,} queued payouts")
+        _confirm_sending(settings, id, service)
         _send(id, service, as_json=as_json, resume=resume)
     else:
         _print(_run(lambda payouts: payouts.get(id), service), as_json=as_json)
@@ -318,13 +327,29 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     return run_with_account("payouts", with_store, settings, makes_file=makes_file)
 
 
+def _find_queue(id: str, service: Service) -> Queue:
+    def work(store: AccountStore) -> Awaitable[Queue]:
+        from mobilemoney_async.payments.payouts.review import find_queue
+
+        return store.read(lambda journal: find_queue(journal, id))
+
+    return run_with_account("payouts", work, find_store(service))
+
+
+def _confirm_sending(settings: Settings, id: str, service: Service, *, yes: bool = False) -> None:
+    """Ask before a dispatcher sends real money: what is queued in the account, whatever batch it is of."""
+    queue = _find_queue(id, service)
+    if queue.payouts or queue.others:
+        confirm_money(settings, describe_queue(queue), yes=yes)
+
+
 def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
     async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
         from mobilemoney_async.contrib.backend import Backend
 
-        with _progress() as show:
+        with progress() as show:
             async with Backend(client) as backend:
                 if resume:
                     backend.dispatcher.resume()
@@ -332,7 +357,7 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
                 said = set[str]()
                 while True:
                     batch, stats = await client.payouts.get(id), backend.dispatcher.stats
-                    show(_describe(batch, stats))
+                    show(describe_progress(batch, stats))
                     if batch.states.get("QUEUED"):
                         await _say_why_they_wait(client, said)
                     now = anyio.current_time()
@@ -347,6 +372,10 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
 
     batch, paused = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
+    queue = _find_queue(id, service)
+    if queue.others:
+        listing = command_line("payments", "list", "--state", "queued", *service.store_flags)
+        say("payouts", f"not followed, and still in the queue: {describe_others(queue)}; see {listing}")
     if paused is not None and _open(batch):
         is_active = run_with_account("payouts", _find_state, find_store(service)) is AccountState.ACTIVE
         # Of an account that is suspended the reason names the way back, which --resume is not.
@@ -391,24 +420,6 @@ def _require_paid(batch: PayoutBatch, reasons: Counter[str], service: Service) -
         raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], object]]:
-    """Show a line that changes on a terminal; otherwise print a changed line every minute on standard error."""
-    if sys.stderr.isatty():
-        with output.waiting("sending") as show:
-            yield show
-        return
-    shown, shown_at = "", -_LINES
-
-    def print_line(text: str) -> None:
-        nonlocal shown, shown_at
-        if text != shown and time.monotonic() >= shown_at + _LINES:
-            shown, shown_at = text, time.monotonic()
-            say("payouts", text)
-
-    yield print_line
-
-
 def _open(batch: PayoutBatch) -> bool:
     """Return whether results are still to come, without someone's help."""
     return any(batch.states.get(each) for each in ("QUEUED", "SENDING", "ACKNOWLEDGED"))
@@ -417,17 +428,6 @@ def _open(batch: PayoutBatch) -> bool:
 def _patience(batch: PayoutBatch) -> float:
     """Return the seconds for which to wait for a change."""
     return _PATIENCE if _open(batch) else _PATIENCE_UNKNOWN if batch.states.get("UNKNOWN") else -1.0
-
-
-def _describe(batch: PayoutBatch, stats: DispatcherStats) -> str:
-    words = count_lines(batch)
-    sent = batch.lines - words.get("queued", 0) - words.get("not sent", 0) - words.get("cancelled", 0)
-    counts = [f"{words[each]:,} {each}" for each in ("paid", "failed", "refused", "unknown") if words.get(each)]
-    if stats.paused is not None:
-        counts.append(f"paused: {stats.paused}")
-    elif words.get("queued") and stats.finishes_at is not None:
-        counts.append(f"all sent by {stats.finishes_at:%Y-%m-%d %H:%M} UTC")
-    return ", ".join([f"{sent:,} of {batch.lines:,} sent", *counts])
 
 
 def _say_approve(command: str, batch: PayoutBatch, service: Service) -> None:

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async.cli import payouts
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
@@ -289,6 +290,36 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     run("accounts", "resume", "default")
     assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume").stdout
     assert run("payouts", "status", batch, "--resume").exit_code == 2
+
+
+@pytest.mark.costly("no quick test sends a batch beside another one")
+def test_what_else_the_queue_has_is_in_the_question_and_at_the_end(
+    shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that sends one batch sends the whole queue of its account; with nothing queued, nothing is asked."""
+    questions = list[str]()
+
+    def agree(settings: Settings, text: str, *, yes: bool = False) -> None:
+        questions.append(text)
+
+    monkeypatch.setattr(payouts, "confirm_money", agree)
+    big = propose()
+    run("payouts", "approve", big, "--by", "Juma", answer="y\n")
+    (shop / "salaries.csv").write_text("phone_number,amount\n+255780000790,1000\n", encoding="utf-8")
+    small = propose()
+    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
+        store.execute("UPDATE mobilemoney_payment_records SET not_before = '2999-01-01 00:00:00.000000'")
+    sent = run("payouts", "approve", small, "--by", "Juma", "--send", answer="y\n")
+    assert (sent.exit_code, len(sandbox.transactions)) == (0, 1), sent.stderr
+    others = "3 other queued payments of 2,170,000 TZS"
+    assert questions == [f"1 payout of 1,000 TZS, and {others} of this account"]
+    left = f"not followed, and still in the queue: {others}; see mobilemoney payments list --state queued"
+    assert left in sent.stderr
+    run("payouts", "status", small, "--send")
+    assert questions.pop() == f"none of this batch, but {others} of this account"
+    run("payouts", "cancel", big, "--by", "Juma")
+    again = run("payouts", "status", small, "--send")
+    assert (again.exit_code, "queue" in again.stderr, len(questions)) == (0, False, 1)
 
 
 @pytest.mark.costly("no quick test sends a batch with a line that a forgotten transaction stops")

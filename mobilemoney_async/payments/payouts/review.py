@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import batch_lines, batches, payments
+from mobilemoney_async.database.schema import IS_QUEUED, batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
@@ -21,6 +21,7 @@ from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     can_queue,
+    find_all_payments,
     find_chains,
     find_lines,
     find_payments,
@@ -39,6 +40,33 @@ from mobilemoney_async.payments.records.unmatched import kept_forms
 _RECENT = timedelta(days=30)
 # Largest lines that are shown, and earlier batches among which the last one of a name is looked for.
 _LARGEST, _MOST_EARLIER = 5, 1_000
+
+
+@attrs.frozen
+class Queue:
+    """What a dispatcher of the account sends: payouts of one batch, and other payments, with their totals in TZS."""
+
+    payouts: int
+    total: Decimal
+    others: int
+    others_total: Decimal
+
+
+def find_queue(journal: Journal, id: str) -> Queue:
+    """Return what is queued in the account of a batch; the lines of a proposed one as if it were approved."""
+    batch, lines, used = find_row(journal, id), find_lines(journal, id), find_payments(journal, id)
+    own = {row.key for chain in find_all_payments(journal, used).values() for row in chain}
+    of_account = sa.select(payments.c.key, payments.c.amount).where(payments.c.account == journal.account, IS_QUEUED)
+    amounts: dict[bool, list[Decimal]] = {True: [], False: []}
+    for row in journal.execute(of_account):
+        amounts[row.key in own].append(load_amount(row.amount))
+    if batch.state == PROPOSED:
+        amounts[True] += [load_amount(each.amount) for each in lines_to_queue(lines, used)]
+    return Queue(len(amounts[True]), _sum(amounts[True]), len(amounts[False]), _sum(amounts[False]))
+
+
+def _sum(amounts: Iterable[Decimal]) -> Decimal:
+    return sum(amounts, Decimal(0))
 
 
 def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLimits | None = None) -> PayoutBatch:
