@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from mobilemoney_async.cli import output
@@ -17,7 +16,6 @@ from mobilemoney_async.text import name_lines
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
-    from mobilemoney_async.payments.payouts.review import Queue
 
 # Lines that are named one by one, of those that someone should look at: `payouts show` has all.
 _MOST_NOTES = 20
@@ -31,23 +29,6 @@ def count_lines(batch: PayoutBatch) -> dict[str, int]:
     for state, number in batch.states.items():
         found[word_of(state)] += number
     return {word: number for word, number in found.items() if number}
-
-
-def describe_queue(queue: Queue) -> str:
-    """Return what is sent: the payouts of a batch, and what else is queued in its account."""
-    own = _payments(queue.payouts, "payout", queue.total)
-    if not queue.others:
-        return own
-    return f"{f'{own}, and' if queue.payouts else 'none of this batch, but'} {describe_others(queue)} of this account"
-
-
-def describe_others(queue: Queue) -> str:
-    """Return what is queued in the account of a batch beside it."""
-    return _payments(queue.others, "other queued payment", queue.others_total)
-
-
-def _payments(count: int, noun: str, total: Decimal) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)} of {output.money(total)}"
 
 
 def facts_of(batch: PayoutBatch) -> dict[str, str | None]:

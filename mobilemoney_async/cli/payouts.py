@@ -20,25 +20,22 @@ from mobilemoney_async.cli.options import (
     Service,
     Unmasked,
     command_line,
-    confirm_money,
     require_service,
     require_yes,
     with_service,
 )
 from mobilemoney_async.cli.payments import find_put_off
+from mobilemoney_async.cli.payout_queue import confirm_sending, say_released, say_what_is_queued
 from mobilemoney_async.cli.payout_views import (
     batch_columns,
     count_lines,
-    describe_others,
     describe_progress,
-    describe_queue,
     facts_of,
     line_columns,
     notes_of,
     progress,
 )
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
-from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 from mobilemoney_async.payments.records.account_status import AccountState
@@ -46,7 +43,6 @@ from mobilemoney_async.payments.records.account_status import AccountState
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.payments.payouts.payouts import Payouts
-    from mobilemoney_async.payments.payouts.review import Queue
     from mobilemoney_async.payments.records.account_store import AccountStore
 
 T = TypeVar("T")
@@ -176,7 +172,7 @@ def approve(
             f"Do you approve {batch.lines:,} payouts of {output.money(batch.total)}?", otherwise="nothing was queued"
         )
     if settings is not None:
-        _confirm_sending(settings, id, service, yes=yes)
+        confirm_sending(settings, id, service, yes=yes)
     expected = shown or batch.digest
 
     def decide(payouts: Payouts) -> Awaitable[PayoutBatch]:
@@ -191,10 +187,8 @@ def approve(
         return
     _print(approved, as_json=as_json)
     if not as_json:
-        next_step = command_line("payouts", "status", approved.id, "--send", *service.flags)
-        has_some = approved.states.get("QUEUED")
-        said = f"a dispatcher of your program sends them, or: {next_step}" if has_some else "nothing is left to send"
-        say("payouts approve", said)
+        _say_sent_by(approved, service)
+        say_released(approved, service)
 
 
 @add_command(payouts_app, "retry")
@@ -247,10 +241,12 @@ def status(
             approve = command_line("payouts", "approve", id, "--by", "NAME", *service.store_flags)
             advice = f"; another person approves it: {approve}" if batch.state == "proposed" else ""
             raise Refused(f"batch {id!r} is {batch.state}, not approved: nothing is sent{advice}")
-        _confirm_sending(settings, id, service)
+        confirm_sending(settings, id, service)
         _send(id, service, as_json=as_json, resume=resume)
     else:
-        _print(_run(lambda payouts: payouts.get(id), service), as_json=as_json)
+        batch = _run(lambda payouts: payouts.get(id), service)
+        _print(batch, as_json=as_json)
+        say_released(batch, service)
 
 
 @add_command(payouts_app, "show")
@@ -327,22 +323,6 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     return run_with_account("payouts", with_store, settings, makes_file=makes_file)
 
 
-def _find_queue(id: str, service: Service) -> Queue:
-    def work(store: AccountStore) -> Awaitable[Queue]:
-        from mobilemoney_async.payments.payouts.review import find_queue
-
-        return store.read(lambda journal: find_queue(journal, id))
-
-    return run_with_account("payouts", work, find_store(service))
-
-
-def _confirm_sending(settings: Settings, id: str, service: Service, *, yes: bool = False) -> None:
-    """Ask before a dispatcher sends real money: what is queued in the account, whatever batch it is of."""
-    queue = _find_queue(id, service)
-    if queue.payouts or queue.others:
-        confirm_money(settings, describe_queue(queue), yes=yes)
-
-
 def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
@@ -372,10 +352,8 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
 
     batch, paused = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
-    queue = _find_queue(id, service)
-    if queue.others:
-        listing = command_line("payments", "list", "--state", "queued", *service.store_flags)
-        say("payouts", f"not followed, and still in the queue: {describe_others(queue)}; see {listing}")
+    say_released(batch, service)
+    say_what_is_queued(id, service)
     if paused is not None and _open(batch):
         is_active = run_with_account("payouts", _find_state, find_store(service)) is AccountState.ACTIVE
         # Of an account that is suspended the reason names the way back, which --resume is not.
@@ -428,6 +406,14 @@ def _open(batch: PayoutBatch) -> bool:
 def _patience(batch: PayoutBatch) -> float:
     """Return the seconds for which to wait for a change."""
     return _PATIENCE if _open(batch) else _PATIENCE_UNKNOWN if batch.states.get("UNKNOWN") else -1.0
+
+
+def _say_sent_by(batch: PayoutBatch, service: Service) -> None:
+    if batch.states.get("QUEUED"):
+        next_step = command_line("payouts", "status", batch.id, "--send", *service.flags)
+        say("payouts approve", f"a dispatcher of your program sends them, or: {next_step}")
+    elif not batch.states.get("RELEASED"):
+        say("payouts approve", "nothing is left to send")
 
 
 def _say_approve(command: str, batch: PayoutBatch, service: Service) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async.cli import payouts
+from mobilemoney_async.cli import payout_queue, payouts
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import digest
@@ -292,6 +292,35 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     assert run("payouts", "status", batch, "--resume").exit_code == 2
 
 
+@pytest.mark.costly("no quick test confirms from the command line that a payout is absent")
+def test_what_sends_a_payout_that_was_confirmed_absent_is_said_by_each_step(
+    shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step of a batch sends it: not another approval of the same file, and no retry. A create with its key does."""
+    monkeypatch.setattr(payouts, "_PATIENCE_UNKNOWN", 0.0)
+    (shop / "salaries.csv").write_text("phone_number,amount\n+255780000789,700\n", encoding="utf-8")
+    sandbox.script(faults.drop(processed=False), on="b2c")
+    batch = propose()
+    assert run("payouts", "approve", batch, "--by", "Juma", "--send", answer="y\n").exit_code == 3
+    key = json.loads(run("payouts", "report", batch, "--json").stdout)[0]["key"]
+    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
+        store.execute("UPDATE mobilemoney_payment_records SET ended_at = '2026-01-02 12:00:00'")  # before the grace
+    assert run("payments", "confirm-absent", key, "--note", "Asha: looked", "--yes").exit_code == 0
+    create = f"mobilemoney disburse PHONE 700 --key {key}"
+    said = f"mobilemoney payouts: payment {key!r} was confirmed absent, and nothing sends it: {create}\n"
+    sent = run("payouts", "status", batch, "--send")
+    assert (sent.exit_code, said in sent.stderr) == (4, True)
+    assert run("payouts", "status", batch).stderr == said
+    again = propose()
+    approved = run("payouts", "approve", again, "--by", "Juma", answer="y\n")
+    assert approved.stderr.endswith(said) and "nothing is left to send" not in approved.stderr
+    assert "it was confirmed absent, and nothing sends it" in " ".join(approved.stdout.split())
+    assert create in run("payouts", "retry", batch, "--by", "Asha").stderr
+    assert not sandbox.transactions
+    assert run("disburse", "+255780000789", "700", "--key", key, "--no-wait").exit_code == 0
+    assert len(sandbox.transactions) == 1
+
+
 @pytest.mark.costly("no quick test sends a batch beside another one")
 def test_what_else_the_queue_has_is_in_the_question_and_at_the_end(
     shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
@@ -302,7 +331,7 @@ def test_what_else_the_queue_has_is_in_the_question_and_at_the_end(
     def agree(settings: Settings, text: str, *, yes: bool = False) -> None:
         questions.append(text)
 
-    monkeypatch.setattr(payouts, "confirm_money", agree)
+    monkeypatch.setattr(payout_queue, "confirm_money", agree)
     big = propose()
     run("payouts", "approve", big, "--by", "Juma", answer="y\n")
     (shop / "salaries.csv").write_text("phone_number,amount\n+255780000790,1000\n", encoding="utf-8")

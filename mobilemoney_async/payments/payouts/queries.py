@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.records.queries import chunks, select_among
-from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, move
+from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
 from mobilemoney_async.payments.records.rows import to_record
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
@@ -180,6 +182,19 @@ def decisive(chain: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
     return (paid or [row for row in chain if row.state != PaymentState.CANCELLED] or chain)[-1]
 
 
+def find_released(journal: Journal, id: str) -> list[PaymentRecord]:
+    """Return the payments of a batch's lines that were confirmed absent: no step of a batch sends them."""
+    chains = find_all_payments(journal, find_payments(journal, id)).values()
+    return [to_record(row) for row in map(decisive, chains) if row.state == PaymentState.RELEASED]
+
+
+def released_step(row: sa.Row[Any]) -> str:
+    """Return the next step for a payment that was confirmed absent."""
+    step = next_step(to_record(row), row.changed_at)
+    lines = " or ".join(shlex.join(["mobilemoney", *each]) for each in step.commands)
+    return f"it was confirmed absent, and nothing sends it: {lines or step.text}"
+
+
 def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
     """Return why a line cannot be paid again, by all its payments; None if all of them have failed for certain."""
     for number, row in enumerate(chain):
@@ -188,6 +203,8 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
                 return f"the service shows another final state of payment {row.key!r} than before"
         elif row.state == PaymentState.REFUSED and not row.is_certain:
             return f"payment {row.key!r} was refused without a code of the contract, and may exist"
+        elif row.state == PaymentState.RELEASED:
+            return f"payment {row.key!r} is RELEASED: {released_step(row)}"
         elif row.state != PaymentState.REFUSED and (
             row.state != PaymentState.CANCELLED or (not number and row.next_key is None)
         ):

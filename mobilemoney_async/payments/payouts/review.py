@@ -28,6 +28,7 @@ from mobilemoney_async.payments.payouts.queries import (
     find_row,
     line_state,
     obstacle,
+    released_step,
     to_batch,
     to_line,
 )
@@ -181,12 +182,7 @@ def duplicates_of(
         if own is not None and (own.type, number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
-            said = "it is made once"
-            if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
-                said = "it is not made again, but by a retry of its batch"
-            elif own.state == PaymentState.CANCELLED:
-                said = "it is not made again; other content, or another key, is"
-            found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {said}"
+            found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {_fate(own)}"
         elif earlier != each.line:
             found[each.line] = f"line {earlier} pays the same amount to the same number"
         elif other is not None:
@@ -197,6 +193,17 @@ def duplicates_of(
         elif namesake != each.line:
             found[each.line] = f"line {namesake} pays another amount to the same number"
     return found
+
+
+def _fate(own: sa.Row[Any]) -> str:
+    """Return what an approval makes of a line that has its payment already."""
+    if own.state == PaymentState.RELEASED:
+        return released_step(own)
+    if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
+        return "it is not made again, but by a retry of its batch"
+    if own.state == PaymentState.CANCELLED:
+        return "it is not made again; other content, or another key, is"
+    return "it is made once"
 
 
 def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:

@@ -1,0 +1,83 @@
+"""What the account of a batch has in its queue, and which payouts nothing sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, TypeVar
+
+from mobilemoney_async.cli import output
+from mobilemoney_async.cli.failures import copyable, say
+from mobilemoney_async.cli.options import Service, command_line, confirm_money
+from mobilemoney_async.cli.payments import command_lines
+from mobilemoney_async.cli.stores import find_store, run_with_account
+from mobilemoney_async.configuration.settings import Settings
+from mobilemoney_async.payments.payouts.batch import PayoutBatch
+from mobilemoney_async.payments.records.next_steps import next_step
+
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.payouts.review import Queue
+    from mobilemoney_async.payments.records.journal import Journal
+
+T = TypeVar("T")
+
+# Payouts that were confirmed absent which are named.
+_MOST_NAMED = 3
+
+
+def confirm_sending(settings: Settings, id: str, service: Service, *, yes: bool = False) -> None:
+    """Ask before a dispatcher sends real money: what is queued in the account, whatever batch it is of."""
+    queue = _find_queue(id, service)
+    if queue.payouts or queue.others:
+        confirm_money(settings, _describe(queue), yes=yes)
+
+
+def say_what_is_queued(id: str, service: Service) -> None:
+    """Say what is queued in the account of a batch beside it, if anything is."""
+    queue = _find_queue(id, service)
+    if queue.others:
+        listing = command_line("payments", "list", "--state", "queued", *service.store_flags)
+        say("payouts", f"not followed, and still in the queue: {_describe_others(queue)}; see {listing}")
+
+
+def say_released(batch: PayoutBatch, service: Service) -> None:
+    """Say how the payouts that were confirmed absent can be sent: no step of a batch does so."""
+    if not batch.states.get("RELEASED"):
+        return
+    from mobilemoney_async.payments.payouts.queries import find_released
+
+    found = _read(lambda journal: find_released(journal, batch.id), service)
+    for each in found[:_MOST_NAMED]:
+        step = next_step(each, each.changed_at)
+        advice = " or ".join(command_lines(step, service)) or copyable(step.text)
+        say("payouts", f"payment {each.key!r} was confirmed absent, and nothing sends it: {advice}")
+    if more := len(found[_MOST_NAMED:]):
+        listing = command_line("payments", "list", "--state", "RELEASED", *service.store_flags)
+        say("payouts", f"so were {more:,} more: {listing}")
+
+
+def _read(work: Callable[[Journal], T], service: Service) -> T:
+    return run_with_account("payouts", lambda store: store.read(work), find_store(service))
+
+
+def _find_queue(id: str, service: Service) -> Queue:
+    from mobilemoney_async.payments.payouts.review import find_queue
+
+    return _read(lambda journal: find_queue(journal, id), service)
+
+
+def _describe(queue: Queue) -> str:
+    """Return what is sent: the payouts of a batch, and what else is queued in its account."""
+    own = _payments(queue.payouts, "payout", queue.total)
+    if not queue.others:
+        return own
+    return f"{f'{own}, and' if queue.payouts else 'none of this batch, but'} {_describe_others(queue)} of this account"
+
+
+def _describe_others(queue: Queue) -> str:
+    """Return what is queued in the account of a batch beside it."""
+    return _payments(queue.others, "other queued payment", queue.others_total)
+
+
+def _payments(count: int, noun: str, total: Decimal) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)} of {output.money(total)}"
