@@ -213,6 +213,8 @@ class Payment:
                 )
         except errors.OutcomeUnknown as exc:
             raise Refused("; ".join([str(exc), *self._how_to_find_out()]), ExitCode.UNRESOLVED) from exc
+        except errors.IdempotencyConflict as exc:
+            raise self._conflict(exc, await client.payments.get(request.key or "")) from exc
         except MobileMoneyError as exc:
             raise self._refusal(exc) from exc
         except anyio.get_cancelled_exc_class():
@@ -283,9 +285,6 @@ class Payment:
             reconcile = command_line("payments", "reconcile", *self._service.flags)
             show = command_line("payments", "show", exc.other_key or "", *self._service.store_flags)
             text = f"{exc}; resolve the other payment first: {reconcile}, or look at it: {show}"
-        elif isinstance(exc, errors.IdempotencyConflict):
-            show = command_line("payments", "show", self._request.key or "", *self._service.store_flags)
-            text = f"{exc}; look at that payment: {show}; another payment needs another key"
         elif not isinstance(exc, errors.StoreError):  # the store's text says itself whether it was sent
             is_certain = not isinstance(exc, errors.APIError) or exc.is_certain
             refused = "no money moved: " if is_certain else "refused, as far as is known: "
@@ -293,6 +292,16 @@ class Payment:
             if exc.outcome == "refused" and not is_certain:
                 text, code = "; ".join([text, *self._how_to_find_out()]), ExitCode.UNRESOLVED
         return Refused(text, code)
+
+    def _conflict(self, exc: errors.IdempotencyConflict, record: PaymentRecord | None) -> Refused:
+        request = self._request
+        show = command_line("payments", "show", request.key or "", *self._service.store_flags)
+        advice = "another payment needs another key"
+        kept = None if record is None else (record.type, record.phone_number, f"{record.amount:f}", record.has_extra)
+        if kept == (request.type, request.phone_number, request.amount, True):
+            # Under another key it would be paid beside the program that has the extra fields.
+            advice = "it has extra fields, which this command has not: let your program create it, under its key"
+        return Refused(f"{exc}; look at that payment: {show}; {advice}", ExitCode.ERROR)
 
     def _line(self, state: str) -> str:
         request = self._request

@@ -7,9 +7,10 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
+import anyio
 import pytest
 
-from mobilemoney_async import PaymentState, TransactionType
+from mobilemoney_async import AsyncClient, PaymentState, SQLStore, TransactionType
 from mobilemoney_async.cli.create import Payment, PaymentRequest
 from mobilemoney_async.cli.failures import ExitCode, Refused
 from mobilemoney_async.cli.options import Service
@@ -252,6 +253,24 @@ class TestStore:
         assert other.exit_code == 1
         assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
         assert f"mobilemoney payments show order-8 --store {store}; another payment needs another key" in other.stderr
+
+    @pytest.mark.costly("no quick test asks for a payment that has extra fields from the command line")
+    def test_a_payment_with_extra_fields_gets_no_other_key(self, sandbox: Sandbox, url: str, store: str) -> None:
+        """A command has no extra fields: under another key it would pay beside the program that has them."""
+
+        async def refund() -> None:
+            async with AsyncClient(url, auth=sandbox.token, store=SQLStore(store)) as client:
+                extra = {"reason": "R7"}
+                await client.disbursements.create(SUCCEEDS, 1700, idempotency_key="refund-7", extra=extra)
+
+        anyio.run(refund)
+        command = ("disburse", SUCCEEDS, "1700", "--key", "refund-7", "--base-url", url, "--store", store)
+        refused = run(*command)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr.endswith("which this command has not: let your program create it, under its key\n")
+        assert "another key" not in refused.stderr
+        assert run(*command[:2], "1800", *command[3:]).stderr.endswith("; another payment needs another key\n")
+        assert len(sandbox.transactions) == 1
 
     @pytest.mark.costly("runs lines of cli/create.py that no quick test runs")
     def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:

@@ -140,6 +140,11 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             (("collect", "PHONE", "1", "--key", "order 1"),),
         ),
         (
+            record(PaymentState.RELEASED, has_extra=True),
+            "Someone has confirmed that it does not exist. Nothing sends it again by itself: let your program create",
+            (),
+        ),
+        (
             record(PaymentState.QUEUED),
             "A dispatcher sends it: wait, or cancel it.",
             (("payments", "cancel", "order 1", *NOTE),),

@@ -67,10 +67,13 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
         said += "it if it is this payment, or explain it. Nothing is sent before that."
         return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
     if record.state is PaymentState.RELEASED:
-        said = (
-            "Someone has confirmed that it does not exist. Nothing sends it again by itself: create it under its key, "
-        )
-        return NextStep(f"{said}which looks in the list first, or leave it.", (_create(record),))
+        said = "Someone has confirmed that it does not exist. Nothing sends it again by itself: "
+        if record.has_extra:  # which no command line has, and without them the key is another payment's
+            said += "let your program create it again, under its key and with its extra fields, "
+        else:
+            said += "create it under its key, "
+        commands = () if record.has_extra else (_create(record),)
+        return NextStep(f"{said}which looks in the list first, or leave it.", commands)
     if record.state in _STEPS and record.is_certain:
         return NextStep(_STEPS[record.state])
     return _OPEN.get(record.state, _send_again)(record, now, grace)

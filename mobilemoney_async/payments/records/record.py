@@ -218,6 +218,7 @@ class PaymentRecord(Data):
         reference: The service's reference, once known.
         external_id: Your reference: the `external_id` that was sent among the ``extra`` fields, or that the final
             transaction shows; None if there is none.
+        has_extra: Whether it was asked for with ``extra`` fields; False if they are erased or unknown.
         status: The transaction's state as last recorded, or None.
         transaction: The transaction in its final state, or None.
         is_adopted: Whether its transaction was found in the service's list, rather than acknowledged to us.
@@ -269,6 +270,7 @@ class PaymentRecord(Data):
     priority: int = 0
     error: str | None = None
     external_id: str | None = attrs.field(default=None, repr=text_repr)
+    has_extra: bool = False
     history: tuple[HistoryEntry, ...] = ()
 
     @property

@@ -89,6 +89,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         transaction=transaction,
         candidates=_candidates(row),
         is_adopted=bool(row.is_adopted),
+        has_extra=row.extra_digest not in {"", UNKNOWN_EXTRA, ERASED_EXTRA},
         is_certain=row.is_certain is None or bool(row.is_certain),
         cause=None if reason is None else reason.cause,
         reason=None if reason is None else str(reason),
