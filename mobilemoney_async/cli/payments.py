@@ -74,12 +74,12 @@ _NAME = "Its idempotency key, or else its transaction id, the service's referenc
 Name = Annotated[str, typer.Argument(metavar="KEY", help=_NAME)]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the payment's history.")]
 UnresolvedCode = Annotated[
-    bool, typer.Option("--exit-code", help="Exit with 3 if a payment is unknown or absent: for monitoring.")
+    bool, typer.Option("--exit-code", help="Exit with 3 if a payment needs someone: for monitoring.")
 ]
 _STATES = f"Only payments in this state, or in several: {', '.join(PaymentState)}."
 State = Annotated[list[PaymentState] | None, typer.Option(metavar="STATE", case_sensitive=False, help=_STATES)]
 Unresolved = Annotated[
-    bool, typer.Option("--unresolved", help="Only payments with an unknown result, or that are being sent.")
+    bool, typer.Option("--unresolved", help="Only payments with an unknown result, being sent, or kept in the queue.")
 ]
 _PHONE = "Only payments of this customer's number, as for collect. An erased number is not found."
 Phone = Annotated[str | None, typer.Option("--phone", metavar="NUMBER", help=_PHONE)]
@@ -335,9 +335,9 @@ def command_lines(step: NextStep, service: Service, *of_reconcile: str) -> list[
 
 
 def needs_attention(record: PaymentRecord, now: datetime) -> bool:
-    """Return whether the result of a payment is unknown, and will not come with the answer to its request."""
+    """Return whether someone has to look: the result will not come with the answer to the payment's request."""
     is_open = record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
-    return is_open or record.is_contradicted
+    return is_open or record.is_contradicted or record.is_kept
 
 
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:

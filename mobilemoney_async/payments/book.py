@@ -161,7 +161,8 @@ class PaymentBook:
         """Return the payments with an unknown result, those on their way now included, oldest first.
 
         Also payments whose transaction is shown as final with another type, amount, number or merchant: they are
-        ``ACKNOWLEDGED``, and `reason` says why they stay open. And those ``FINAL`` ones whose final state has changed.
+        ``ACKNOWLEDGED``, and `reason` says why they stay open. And those ``FINAL`` ones whose final state has changed,
+        and those ``QUEUED`` ones that are not sent as they are (`is_kept`): above a limit of yours, say.
         """
         return await self._store.read(queries.unresolved)
 

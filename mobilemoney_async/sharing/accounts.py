@@ -1,4 +1,4 @@
-"""Overview of all accounts of a database: eight statements, however many there are, and nothing is written.
+"""Overview of all accounts of a database: nine statements, however many there are, and nothing is written.
 
 Unidentified, contradicted and queued payments have small indexes of their own. Of the others each account costs a look
 at its place in an index.
@@ -56,9 +56,10 @@ def count_needs(statuses: Iterable[AccountStatus]) -> Mapping[str, int]:
 
 
 def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
-    *lost, is_contradicted = needing_someone(now)
+    *lost, is_kept, is_contradicted = needing_someone(now)
     unidentified = _count(connection, IS_UNIDENTIFIED, sa.or_(*lost))
-    contradicted, queued = _count(connection, is_contradicted), _count(connection, IS_QUEUED)
+    contradicted, kept = _count(connection, is_contradicted), _count(connection, is_kept)
+    queued = _count(connection, IS_QUEUED)
     unmatched = count_unclaimed(connection, now)
     pending = (
         sa.select(sa.func.count())
@@ -73,7 +74,7 @@ def _read(connection: sa.Connection, now: datetime) -> list[AccountStatus]:
         row = rows.get(account, none)  # what is only queued has no row yet
         counts = {
             "pending": row.pending,
-            "unknown": unidentified.get(account, 0) + contradicted.get(account, 0),
+            "unknown": sum(each.get(account, 0) for each in (unidentified, contradicted, kept)),
             "unmatched": unmatched.get(account, 0),
             "queued": queued.get(account, 0),
         }

@@ -27,7 +27,7 @@ from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import IS_PENDING, needing_someone
+from mobilemoney_async.payments.records.queries import IS_KEPT, IS_PENDING, needing_someone
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.sharing.budget import find_usage
@@ -116,14 +116,15 @@ class Overview(Data):
         sending: Payments whose requests are on their way.
         pending: Payments that exist and are not final, of any day.
         oldest_pending: Those of them that were sent first, 10 at most.
-        unknown: Payments that need attention: with an unknown result and no request on its way, or with a final state
-            that contradicts their record.
+        unknown: Payments that need attention: with an unknown result and no request on its way, with a final state that
+            contradicts their record, or kept in the queue, by a limit say.
         needs_attention: Those of them that were sent first, 50 at most.
         unclaimed: Transactions that no payment claims and nobody has explained.
         unclaimed_first: The first of them, 50 at most.
         queued: Payments in the queue.
+        kept: Those of them that are not sent as they are, and need attention: they are among the unknown, too.
         queue_done_at: The earliest time at which the last of them can have been sent, by the rate limit and their
-            `not_before`, with a burst now; None if the queue is empty, or no process sends it.
+            `not_before`, with a burst now; None if the queue is empty, no process sends it, or some are kept.
         has_poller: Whether a process follows the pending payments.
         has_dispatcher: Whether a process sends the queued payments.
         paused: Why nothing is sent from the queue, until someone resumes or for a while; None where it is sent.
@@ -146,6 +147,7 @@ class Overview(Data):
     unclaimed: int
     unclaimed_first: Sequence[UnclaimedTransaction]
     queued: int
+    kept: int
     queue_done_at: datetime | None
     has_poller: bool
     has_dispatcher: bool
@@ -182,8 +184,8 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
     budget = journal.execute(sa.select(budgets.c.state).where(budgets.c.account == journal.account))
     usage, held = find_usage(budget.scalar_one_or_none(), shared), _held(journal, shared)
     (queued, latest, _), pause = count_queued(journal), find_pause(journal)
-    done_at = None
-    if queued and "dispatcher" in held:
+    kept, done_at = _count(journal, IS_KEPT) if queued else 0, None
+    if queued and not kept and "dispatcher" in held:
         per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending = _count(journal, sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now))
@@ -203,6 +205,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         unclaimed=len(unclaimed),
         unclaimed_first=unclaimed[:_MOST],
         queued=queued,
+        kept=kept,
         queue_done_at=done_at,
         has_poller="poller" in held,
         has_dispatcher="dispatcher" in held,

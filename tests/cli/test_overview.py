@@ -74,6 +74,7 @@ def overview_of(**changes: Any) -> Overview:
         "unclaimed": 1,
         "unclaimed_first": [stranger],
         "queued": 90,
+        "kept": 0,
         "queue_done_at": NOON + timedelta(minutes=90),
         "has_poller": True,
         "has_dispatcher": True,

@@ -179,6 +179,14 @@ class TestList:
         assert run("list", "--store", url, "--unresolved", "--exit-code").exit_code == 3
         assert run("list", "--store", url, "--unresolved").exit_code == 0
 
+    def test_monitoring_sees_what_the_queue_keeps(self, url: str) -> None:
+        """Above a limit, or like an unknown one; not what waits for its turn or for the service to come back."""
+        unresolved = ("list", "--store", url, "--unresolved")
+        for key, cause in {"a": None, "b": "DELAYED", "c": "WAITS", "d": "HELD"}.items():
+            insert(url, key=key, state="QUEUED", cause=cause, about=cause)
+            assert run(*unresolved, "--exit-code").exit_code == (3 if key in "cd" else 0)
+        assert [each["key"] for each in run_json(*unresolved)] == ["c", "d"]
+
     def test_accounts_are_apart(self, sandbox: Sandbox, url: str) -> None:
         """One merchant's payments are not shown among another's."""
         pay(sandbox, url, "order-1", account="shop")

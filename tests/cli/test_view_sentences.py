@@ -84,7 +84,9 @@ CONTRADICTED = payment("c", "ACKNOWLEDGED", transaction_id="txn-c", cause="OTHER
 LOST = payment("s", "SENDING", stale_at=f"{NOON:%F %T}")
 SENDING = payment("s", "SENDING", stale_at=f"{NOON + timedelta(seconds=1):%F %T}")
 CLOSED = [payment(state, state) for state in ("FINAL", "REFUSED", "NOT_SENT", "RELEASED", "CANCELLED")]
-NEED_YOU: list[Sequence[Row]] = [[payment("u", "UNKNOWN")], [payment("a", "ABSENT")], [LOST], [CONTRADICTED]]
+KEPT = payment("w", "QUEUED", sent=None, cause="WAITS", about="it exceeds per_payment")
+DELAYED = payment("d", "QUEUED", sent=None, cause="DELAYED", about="no connection")
+NEED_YOU: list[Sequence[Row]] = [[payment("u", "UNKNOWN")], [payment("a", "ABSENT")], [LOST], [CONTRADICTED], [KEPT]]
 # Recorded long ago, and sent just now; the one that was sent first was recorded last.
 FROM_THE_QUEUE = payment("q", "ACKNOWLEDGED", transaction_id="txn-q", sent=30)
 LATER = payment("l", "ACKNOWLEDGED", transaction_id="txn-l", sent=240, recorded=250)
@@ -94,13 +96,14 @@ SENTENCES: dict[str, tuple[Sequence[Sequence[Row]], Sequence[Sequence[Row]]]] = 
     "the oldest for 4 min": ([[FROM_THE_QUEUE, LATER]], [[FROM_THE_QUEUE], []]),
     "Pending 0 no payment is open": ([[], CLOSED], [QUEUED[:1], [SENDING], [PENDING], *NEED_YOU]),
     "open in other states: 3": ([[*QUEUED[:1], SENDING, CONTRADICTED]], [[PENDING, *QUEUED[:1], SENDING], CLOSED]),
+    "open in other states: 2": ([[KEPT, SENDING]], [[KEPT]]),
     "no payment has ended within the hour": ([[], [change("a", "FINAL", ago=3700)], ENDS[:1]], [ENDS[1:2], ENDS[2:]]),
     "not known: the service shows no time for the latest ends": (
         [[payment("b", "FINAL", transaction=dump(SEEN)), *ENDS], ENDS],
         [TIMED, []],
     ),
     "from the final state to this store, usually": ([TIMED], [ENDS, []]),
-    "No payment is unknown, absent or contradicted": ([[], [PENDING, SENDING], CLOSED], NEED_YOU),
+    "No payment is unknown, absent, contradicted or kept": ([[], [PENDING, SENDING, DELAYED], CLOSED], NEED_YOU),
     "no transaction is recorded as unclaimed": ([[stranger("explained")], [stranger("claimed")]], [[stranger("open")]]),
     "No program follows the pending payments": (
         [[PENDING], [PENDING, lease("poller", lasts=-1)]],
@@ -112,6 +115,8 @@ SENTENCES: dict[str, tuple[Sequence[Sequence[Row]], Sequence[Sequence[Row]]]] = 
     "New payments may wait": ([[account(NOON)]], [[account(None)], []]),
     "new payments may wait": ([[account(NOON)]], [[account(None)], []]),
     "Queue 1 not being sent": ([QUEUED[:1]], [[*QUEUED[:1], SENT_BY]]),
+    "Queue 2 payments in it need you": ([[*QUEUED[:1], KEPT, SENT_BY]], [[*QUEUED[:1], DELAYED, SENT_BY], [KEPT]]),
+    "It could not be sent: it exceeds per_payment.": ([[KEPT]], [[DELAYED]]),
     "Queue 0 empty": ([[SENT_BY], CLOSED], [QUEUED[:1], [*QUEUED[:1], SENT_BY]]),
     "Queue 70 done at 12:01:00 UTC at the earliest": ([[*QUEUED, SENT_BY]], [QUEUED]),
     "queued 10, done in 0 s at the earliest": ([[*QUEUED[:10], SENT_BY]], [QUEUED[:10], [*QUEUED, SENT_BY]]),
@@ -127,8 +132,8 @@ SENTENCES: dict[str, tuple[Sequence[Sequence[Row]], Sequence[Sequence[Row]]]] = 
         [[PENDING]],
     ),
     "first recorded today, since midnight in Tanzania": ([[PENDING]], [[payment("y", "FINAL", recorded=86_400)], []]),
-    "Payments that need you: 1": (NEED_YOU, [[PENDING, SENDING, *QUEUED[:1]], CLOSED]),
-    "need you 1": (NEED_YOU, [[PENDING, SENDING, *QUEUED[:1]], CLOSED]),
+    "Payments that need you: 1": (NEED_YOU, [[PENDING, SENDING, *QUEUED[:1], DELAYED], CLOSED]),
+    "need you 1": (NEED_YOU, [[PENDING, SENDING, *QUEUED[:1], DELAYED], CLOSED]),
     "Transactions that no payment claims: 1": ([[stranger("open")]], [[stranger("explained")], []]),
     "unclaimed 1": ([[stranger("open")]], [[stranger("explained")], []]),
     "last full minute 1 made, 1 succeeded, 1 failed": ([ENDS], [ENDS[:2], [change("a", "ACKNOWLEDGED", ago=0)]]),

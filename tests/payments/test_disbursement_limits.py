@@ -178,6 +178,7 @@ async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(world
                 "big": "a disbursement of 1,001 TZS exceeds per_payment",
                 **dict.fromkeys(("k3", "k4"), "a disbursement of 800 TZS exceeds per_day"),
             }
+            assert {each.key for each in await client.payments.unresolved()} == said.keys()
         await anyio.sleep(DAY)
         async with client.dispatcher(per_minute=600):
             await anyio.sleep(10)

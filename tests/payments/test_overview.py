@@ -198,6 +198,9 @@ async def test_what_needs_a_decision_is_shown(world: World) -> None:
         {"state": "ACKNOWLEDGED", "transaction_id": "t-4", "cause": "OTHER_MERCHANT"},
         {"state": "ACKNOWLEDGED", "transaction_id": "t-5"},
         {"state": "FINAL", "transaction_id": "t-6"},
+        {"state": "QUEUED", "cause": "WAITS", "about": "above a limit"},
+        {"state": "QUEUED", "cause": "DELAYED", "about": "no connection"},
+        {"state": "QUEUED"},
     ]
 
     def fill(connection: sa.Connection) -> None:
@@ -212,8 +215,9 @@ async def test_what_needs_a_decision_is_shown(world: World) -> None:
 
     await write(world.url, fill)
     found = await look(world)
-    assert [each.key for each in found.needs_attention] == ["k0", "k1", "k2", "k4"]
-    assert (found.sending, found.pending, found.unknown) == (1, 1, 4)
+    assert [each.key for each in found.needs_attention] == ["k0", "k1", "k2", "k4", "k7"]
+    assert (found.sending, found.pending, found.unknown) == (1, 1, 5)
+    assert (found.queued, found.kept, found.needs_attention[-1].reason) == (3, 1, "above a limit")
     assert [each.key for each in found.oldest_pending] == ["k5"]
     assert (found.unclaimed, len(found.unclaimed_first)) == (59, 50)
     assert found.unclaimed_first[0].transaction_id == "s-01"

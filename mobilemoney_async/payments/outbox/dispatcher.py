@@ -56,7 +56,7 @@ from mobilemoney_async.payments.outbox.outbox import (
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
-from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.text import redact
 from mobilemoney_async.values import refuse, require_text
@@ -371,7 +371,6 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         Returns:
             Whether it waits: False if it is not queued any more, someone holds it, or the store is away.
         """
-        cause = PaymentCause.HELD if isinstance(error, DuplicateSuspected) else PaymentCause.WAITS
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest | OutcomeUnknown)
         is_own = is_own or not record.is_certain
         pause = _OWN_PAUSE
@@ -384,7 +383,9 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             late = withdraw_late(journal, at)
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
             until = at + timedelta(seconds=pause)
-            return late, postpone(journal, record.key, reason=Reason(cause, str(error)), at=at, until=until)
+            return late, postpone(
+                journal, record.key, reason=Reason(_cause(error, journal, at), str(error)), at=at, until=until
+            )
 
         try:
             late, waiting = await self._store.decide(put_off, self._utcnow)
@@ -456,3 +457,13 @@ async def until_answered(dispatcher: Dispatcher) -> None:
 def _warn_late(keys: Sequence[str]) -> None:
     if keys:
         logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
+
+
+def _cause(error: MobileMoneyError, journal: Journal, now: datetime) -> PaymentCause:
+    """Return why a payment waits that was not sent: for someone, or for the next try alone."""
+    if isinstance(error, DuplicateSuspected):
+        other = None if error.other_key is None else journal.find(error.other_key)
+        is_brief = other is not None and other.state is PaymentState.SENDING and not is_stale(other, now)
+        return PaymentCause.DELAYED if is_brief else PaymentCause.HELD
+    needs_someone = isinstance(error, IdempotencyConflict | InvalidRequest | LimitExceeded | OutcomeUnknown)
+    return PaymentCause.WAITS if needs_someone else PaymentCause.DELAYED

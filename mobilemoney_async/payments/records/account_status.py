@@ -29,7 +29,7 @@ class AccountNeed(enum.StrEnum):
     UNMATCHED = "unmatched"
     """The service shows transactions that no payment of the store claims: perhaps paid twice."""
     UNKNOWN = "unknown"
-    """Payments have an unknown result, or a final state that contradicts their record."""
+    """Payments have an unknown result, or a final state that contradicts their record, or are kept in the queue."""
     BEHIND = "behind"
     """New payments wait: the store has to be compared with the service first."""
     SUSPENDED = "suspended"
@@ -52,8 +52,8 @@ class AccountStatus(Data):
         note: Why it was suspended, removed or resumed last, or None.
         state_at: When it was changed last, aware UTC.
         pending: Payments that exist and are not final.
-        unknown: Payments with an unknown result and no request on its way, or with a final state that contradicts their
-            record.
+        unknown: Payments with an unknown result and no request on its way, with a final state that contradicts their
+            record, or kept in the queue.
         unmatched: Transactions of the service that no payment claims and that are not explained.
         queued: Payments in the queue.
         paused: Why nothing is sent from the queue, by a dispatcher's or someone's decision; None where it is sent.

@@ -126,7 +126,8 @@ def _choose(record: PaymentRecord) -> NextStep:
 def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     is_later = record.not_before is not None and record.not_before > now
     when = f" from {_at(record.not_before, now)} on" if is_later and record.not_before is not None else ""
-    said = f"It could not be sent: {record.reason}. " if record.cause in {PaymentCause.WAITS, PaymentCause.HELD} else ""
+    was_tried = record.cause in {PaymentCause.WAITS, PaymentCause.DELAYED, PaymentCause.HELD}
+    said = f"It could not be sent: {record.reason}. " if was_tried else ""
     return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.", (cancel(record.key),))
 
 

@@ -16,6 +16,7 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
     IS_CONTRADICTED,
+    IS_QUEUED,
     accounts,
     find_version,
     history,
@@ -25,6 +26,7 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.reasons import KEEPS
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import digest, to_record
 from mobilemoney_async.values import is_id
@@ -37,6 +39,9 @@ _IDS_AT_ONCE = 500
 _columns = payments.c
 IS_PENDING: sa.ColumnElement[bool] = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
 """The payment exists and is not final, and no final state contradicts it."""
+
+IS_KEPT: sa.ColumnElement[bool] = sa.and_(IS_QUEUED, _columns.cause.in_(sorted(KEEPS)))
+"""The payment needs someone to leave the queue: `record.PaymentRecord.is_kept`."""
 
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
@@ -156,17 +161,18 @@ def select(
 def needing_someone(now: datetime) -> Sequence[sa.ColumnElement[bool]]:
     """Return the conditions of a payment that needs someone, one for each state, since those have an index.
 
-    It is unidentified, and not on its way (see `record.is_stale`); or, as the last condition, contradicted.
+    It is unidentified, not on its way (see `record.is_stale`); or, as the last two, kept in the queue or contradicted.
     """
     was_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
     unidentified = (_columns.state == PaymentState.UNKNOWN, _columns.state == PaymentState.ABSENT, was_lost)
-    return *unidentified, sa.and_(IS_CONTRADICTED)
+    return *unidentified, IS_KEPT, sa.and_(IS_CONTRADICTED)
 
 
 def unresolved(journal: Journal) -> list[PaymentRecord]:
-    """Return the payments with an unknown result, and those with a final state that contradicts their record."""
-    contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
-    found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.execute(contradicted))]
+    """Return the payments with an unknown result, contradicted ones, and those of the queue that need someone."""
+    here = sa.select(payments).where(_columns.account == journal.account)
+    others = [to_record(row) for each in (IS_CONTRADICTED, IS_KEPT) for row in journal.execute(here.where(each))]
+    found = [*select(journal, states=UNIDENTIFIED), *others]
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
@@ -195,7 +201,7 @@ class StoreHealth(Data):
         refusal: Why this release does not use it, and the next step; None if it does.
         cannot_write: Why nothing can be written, or None if it can.
         unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
-            whose final state contradicts their record.
+            whose final state contradicts their record, or that the queue keeps until someone decides.
         clear_tokens: Login tokens of the account that are stored in clear text.
         encrypted_tokens: Those that are encrypted.
     """

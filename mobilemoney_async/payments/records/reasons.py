@@ -50,7 +50,9 @@ class PaymentCause(str, enum.Enum):
     UNCOMPARED = "UNCOMPARED"
     """It was refused, and nothing shows how late the list is."""
     WAITS = "WAITS"
-    """It is queued, and could not be sent."""
+    """It is queued, and cannot be sent as it is: it exceeds a limit of yours, say."""
+    DELAYED = "DELAYED"
+    """It is queued, and could not be sent: nor could others, or one like it is being sent. It is tried again."""
     HELD = "HELD"
     """It is queued, and an earlier payment like it has to be found out about first, perhaps by your staff."""
     OTHER_PAYMENT = "OTHER_PAYMENT"
@@ -81,6 +83,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.FORGOTTEN: "the store has forgotten transaction {about}",
     PaymentCause.UNCOMPARED: "nothing shows how late the list is",
     PaymentCause.WAITS: "{about}",
+    PaymentCause.DELAYED: "{about}",
     PaymentCause.HELD: "{about}",
     PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount or phone number",
     PaymentCause.OTHER_MERCHANT: "transaction {about} is another merchant's",
@@ -92,6 +95,9 @@ LACKS: frozenset[PaymentCause] = frozenset(
     {PaymentCause.IN_GRACE, PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.NO_LATER}
 )
 """Causes for which no listing can show that a payment is absent: time has to pass, or another payment to settle."""
+
+KEEPS: frozenset[PaymentCause] = frozenset({PaymentCause.WAITS, PaymentCause.HELD})
+"""Causes for which a payment stays in the queue, perhaps until someone decides."""
 
 CONTRADICTIONS: frozenset[PaymentCause] = frozenset(
     {PaymentCause.UNREADABLE, PaymentCause.HIDDEN, PaymentCause.ALTERED}

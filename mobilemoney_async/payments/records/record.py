@@ -29,7 +29,7 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.reasons import KEEPS, PaymentCause
 from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
 
 
@@ -287,6 +287,11 @@ class PaymentRecord(Data):
     def is_contradicted(self) -> bool:
         """True if the service shows its transaction's final state otherwise than it should be: see `reason`."""
         return self.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL} and self.cause is not None
+
+    @property
+    def is_kept(self) -> bool:
+        """True if it stays in the queue, perhaps until someone decides: see `reason`."""
+        return self.state is PaymentState.QUEUED and self.cause in KEEPS
 
     @property
     def is_late(self) -> bool:
