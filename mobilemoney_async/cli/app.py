@@ -151,9 +151,6 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
     """Turn an error that the user can act on into one line and an exit code."""
     try:
         yield
-    except BrokenPipeError as exc:
-        # The reader of a pipe has read enough. A command whose exit code reports a payment goes on without a reader.
-        raise typer.Exit(failures.ExitCode.FINE) from exc
     except _USAGE_ERROR as exc:
         if type(exc).__name__ == "NoArgsIsHelpError":
             raise
@@ -165,6 +162,9 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
         failures.say(path, f"{text}{hint}; see {failures.typed(path)} --help")
         raise typer.Exit(failures.ExitCode.USAGE) from exc
     except Exception as exc:
+        if isinstance(failures.first_error(exc), BrokenPipeError):
+            # The reader of a pipe has read enough. A command whose exit code reports a payment goes on without one.
+            raise typer.Exit(failures.ExitCode.FINE) from exc
         ended = failures.conclude(_path(ctx), exc)
         if ended is None:
             raise

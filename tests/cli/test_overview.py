@@ -5,6 +5,7 @@ import json
 import re
 import struct
 import termios
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +24,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, Overview
 from tests.payments.service import ORDER, Outage, make_world, on_asyncio
 from tests.payments.tables import insert_payment
-from tests.support.commands import run
+from tests.support.commands import run, started
 from tests.support.databases import execute, sqlite_url
 from tests.support.terminal import terminal
 
@@ -229,6 +230,14 @@ class TestCommand:
         data = json.loads(run("watch", "--store", url, "--timeout", "0.1", "--json").stdout)
         assert (data["unknown"], data["pending"], len(data["minutes"])) == (1, 0, 60)
         assert "780000789" not in json.dumps(data)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("options", [(), ("--json",), ("--all-accounts",)])
+    def test_a_reader_that_has_enough_ends_it(self, tmp_path: Path, options: Sequence[str]) -> None:
+        """`watch | head` is no error: where nobody reads on, the next line ends it with 0 and without a message."""
+        with started("watch", "--store", self.store(tmp_path), *options) as process:
+            process.leave()
+            assert process.end() == (0, "", "")
 
     def test_a_store_that_is_not_ready_is_left_alone(self, tmp_path: Path) -> None:
         """No file and no table is made, and tables of another version are refused."""
