@@ -15,6 +15,7 @@ import anyio
 import attrs
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     DisbursementLimits,
@@ -27,13 +28,17 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.cli.dashboard import page
 from mobilemoney_async.cli.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
+from mobilemoney_async.cli.options import Service
+from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.payments.records.record import UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, read_overview
+from tests.payments.tables import insert_line, insert_payment
 from tests.sandbox.page_user import Elements, check_that_all_is_its_own
 from tests.support.commands import run, started
+from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.real_time
@@ -327,6 +332,25 @@ async def test_all_accounts_are_listed_by_need_and_one_is_opened(store: SQLStore
     await anyio.Path(file).unlink()
     await board.look_again()
     assert "The store cannot be read. there is no file" in Elements(board.parts["accounts"]).text
+
+
+async def test_each_command_names_the_account_and_the_store(store: SQLStore, file: Path) -> None:
+    """Also those for what the page has no room for: without them they would be about another account."""
+    url = f"sqlite:///{file}"
+
+    def fill(connection: sa.Connection) -> None:
+        connection.execute(accounts.insert(), {"account": "shop-3", "due_since": NOON, "paused": "the treasurer"})
+        for number in range(51):
+            insert_payment(connection, account="shop-3", key=f"u{number}", amount=str(number + 1))
+            insert_line(connection, account="shop-3", transaction_id=f"t{number}")
+
+    await account_store(store).database.write(fill)
+    board = Board(store.for_account("shop-3"), Service(store=url, account="shop-3"))
+    await board.look_again()
+    shown, options = Elements(board.write()).text, f"--store {url} --account shop-3"
+    for command in ("list --unresolved", "unclaimed", "recover"):
+        assert f"mobilemoney payments {command} {options}" in shown
+    assert f"mobilemoney payouts status ID --send --resume {options}" in shown
 
 
 async def test_who_may_not_pay_is_listed_with_the_reason(store: SQLStore, file: Path) -> None:

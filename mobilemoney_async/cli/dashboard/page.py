@@ -33,7 +33,7 @@ from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountStatus
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
+from mobilemoney_async.payments.records.next_steps import NextStep, next_step, unclaimed_step
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
@@ -148,6 +148,7 @@ class Board:
             self._used = {at: used for at, used in self._used.items() if at > minute - _HOUR}
         values: dict[str, Any] = {"now": self._overview, "reason": self._trouble, "used": self._used}
         values["lines"] = lambda step: command_lines(step, self._service)
+        values["line"] = lambda *words: command_lines(NextStep("", (words,)), self._service)[0]
         regions = _REGIONS.make_module(values)
         self.parts = {name: getattr(regions, name)() for name in REGIONS}
 
