@@ -34,7 +34,7 @@ from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
-from mobilemoney_async.payments.records.record import OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records.record import CLAIMED, OPEN, UnclaimedTransaction
 from mobilemoney_async.text import csv_cell, shown_id, shown_text
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def explain_transaction(
     async def explain(book: PaymentBook) -> None:
         for each in names:
             explained = await book.explain(each, note=note)
-            print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
+            is_seen = bool(explained.type) or explained.state == CLAIMED  # else the store has the word alone
+            said = "It stops no payment any more." if is_seen else "No list has shown this id so far: check it."
+            print(output.visible(f"{explained.transaction_id}: {explained.state}. {said}"))
 
     run_with_store(explain, store)
 

@@ -299,10 +299,13 @@ class TestUnclaimed:
         assert "no such transactions" in run("unclaimed", "--store", url).stderr
 
     def test_several_are_explained_at_once(self, url: str, paid_twice: str) -> None:
-        """Also one that no list has shown so far."""
+        """Also one that no list has shown so far, which is said: it may be mistyped."""
         done = run("explain", paid_twice, "txn-0", "--note", "Asha", "--store", url)
         assert done.exit_code == 0, done.stderr
-        assert [line.split(":")[0] for line in done.stdout.splitlines()] == [paid_twice, "txn-0"]
+        assert done.stdout.splitlines() == [
+            f"{paid_twice}: explained. It stops no payment any more.",
+            "txn-0: explained. No list has shown this id so far: check it.",
+        ]
 
     def test_filters_explain_what_they_have_printed(self, url: str, paid_twice: str) -> None:
         """After an answer; another number, an earlier day, and ids beside a filter choose nothing."""
