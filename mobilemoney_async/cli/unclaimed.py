@@ -338,4 +338,5 @@ def print_audit_as_csv(report: AuditReport) -> None:
     rows += [output.plain(each, unmasked=False) for each in report.differences]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(_CSV_HEADER)
-    writer.writerows([csv_cell(str(row.get(name, ""))) for name in _CSV_HEADER] for row in rows)
+    cells = ([row.get(name) for name in _CSV_HEADER] for row in rows)
+    writer.writerows(["" if each is None else csv_cell(str(each)) for each in row] for row in cells)

@@ -386,6 +386,7 @@ def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> N
     rows = list(csv.DictReader(io.StringIO(run(*days, "--csv").stdout)))
     assert [row["kind"] for row in rows] == ["total"] * 3 + ["unclaimed"]
     assert (rows[0]["amount"], rows[0]["settlement_batch"][:6]) == ("15000", "BATCH-")
+    assert {row[name] for row in rows[1:3] for name in ("settlement_batch", "fees", "net")} == {""}
     report = json.loads(run(*days, "--json").stdout)
     assert (len(report["totals"]), report["differences"][0]["kind"]) == (3, "unclaimed")
     assert run(*days, "--others-pay").exit_code == 0
