@@ -248,7 +248,7 @@ class Comparison:
         if problem:
             yield difference(DifferenceKind.CONTENT, f"payment {record.key!r}: {problem}", record, row)
         is_final_there = is_final(record.type, row.status)  # its own word for the type proves nothing
-        status = "not final" if record.status is None else record.status
+        status = "not final" if record.status is None else shown_text(record.status)
         said = f"payment {record.key!r} is {status} here, and {shown_text(row.status)} at the service"
         if record.is_final and not is_final_there and record.changed_at >= self.began_at:
             return  # it became final while the list was read
