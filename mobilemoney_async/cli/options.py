@@ -134,7 +134,15 @@ def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def command_line(*words: str) -> str:
-    """Return a command of ours for the user to paste into a shell."""
+    """Return a command of ours for the user to paste into a shell: its arguments, and then its options, if any.
+
+    An argument that begins with ``-``, such as a key, goes to the end, behind ``--``.
+    """
+    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    arguments, given = words[:first], words[first:]
+    dashed = next((at for at, word in enumerate(arguments) if word.startswith("-")), None)
+    if dashed is not None:
+        words = (*arguments[:dashed], *given, "--", *arguments[dashed:])
     return shlex.join(["mobilemoney", *words])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -583,6 +584,16 @@ class TestConfirmAbsent:
         assert command_line == f"  mobilemoney collect PHONE 1000 --key order-1 --store {url}"
         history = run("show", "order-1", "--store", url).stdout
         assert re.search(r"confirmed +person +Asha asked the service$", history, re.MULTILINE)
+
+    def test_the_command_for_a_key_like_an_option_works_as_it_is_printed(self, url: str) -> None:
+        """It has the key behind --, and the rest in front."""
+        insert(url, key="-5", state="ABSENT")
+        shown = run("show", "--store", url, "--", "-5").stdout
+        (line,) = re.findall("^ *mobilemoney payments (confirm-absent .*)$", shown, re.MULTILINE)
+        assert line.endswith(f" --store {url} -- -5")
+        name, *rest = shlex.split(line)
+        done = run(name, "--yes", *rest)
+        assert (done.exit_code, done.stdout.split()[:2]) == (0, ["-5:", "RELEASED."]), done.stderr
 
     def test_the_profile_says_how_long_the_list_may_hide_a_payment(
         self, sandbox: Sandbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
