@@ -28,7 +28,7 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records.record import PaymentRecord
@@ -144,6 +144,8 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
     run(command, work, open_work=payment.still_open, settings=settings)
     if wait and payment.watchlist is not None:
         following.finish(command, payment.watchlist, service.flags)
+    if payment.has_failed:
+        raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
 
 
 def _checked(request: PaymentRequest, settings: Settings) -> PaymentRequest:
@@ -236,6 +238,12 @@ class Payment:
             transaction_id=answer.transaction_id,
             acknowledgement=attrs.evolve(answer, idempotency_key=None),
         )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its record, where that was read, shows a final state other than success."""
+        record = self._record
+        return record is not None and record.is_final and record.status != TransactionStatus.SUCCESS
 
     async def follow(self, client: AsyncClient, timeout: float) -> None:
         """Follow the payment until it is final, or the time is up.

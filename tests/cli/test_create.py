@@ -249,6 +249,8 @@ class TestStore:
         (record,) = remembered(store)
         assert (record.key, record.state) == ("order-8", PaymentState.FINAL)
         assert run(*command, "--no-wait").stdout == second.stdout.splitlines(keepends=True)[-1]
+        declined = ["collect", DECLINED, *command[2:4], "order-9", *command[5:]]
+        assert [run(*declined, *some).exit_code for some in ((), ("--no-wait",))] == [5, 5]
         other = run("collect", SUCCEEDS, "1800", *command[3:])
         assert other.exit_code == 1
         assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
