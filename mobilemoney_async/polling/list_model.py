@@ -20,6 +20,8 @@ from mobilemoney_async.contract.models import PageAnswer, Transaction
 
 # Seconds over which the growth of the list is averaged.
 _MEMORY = 20.0
+# A count beyond this is none: places are floats.
+_MOST_ROWS = 10**9
 # Rows a second of others from which places are known only roughly.
 _FEW_STRANGERS = 0.05
 # A page shows an order if this share of its rows, half a page apart, is in it.
@@ -107,14 +109,15 @@ class ListModel:
         return [float(before + index + 1) for index in range(len(rows))]
 
     def _count(self, page: int, answer: PageAnswer) -> int:
-        """Return the number of rows: the service's, or the known one where the page itself contradicts that."""
+        """Return the number of rows: the service's, or the known one where that is impossible by the page itself."""
         rows, claimed = len(answer.transactions), answer.pagination.total_count
         is_full = rows >= self.page_size
         pages = answer.pagination.total_pages if is_full else 0
+        pages = pages if pages <= _MOST_ROWS else 0
         least = (page - 1) * self.page_size + rows if rows else 0
         if pages > page:
             least = max(least, (pages - 1) * self.page_size + 1)
-        if claimed >= least:
+        if least <= claimed <= _MOST_ROWS:
             return claimed
         return max(least + (is_full and pages <= page), self._total + self._own)
 

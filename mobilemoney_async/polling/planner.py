@@ -154,7 +154,6 @@ class Planner:
     def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[StatusUpdate]:
         """Learn from a page, and return the final states that it shows."""
         assert isinstance(sent.request, Page)
-        self._pages_in_flight -= 1
         self._backoff.clear()
         self._list_backoff.clear()
         self._clock.saw(answer.transactions, now)
@@ -179,6 +178,7 @@ class Planner:
                 payment.open_at = sent.at
                 self._payments.places.move(payment, place)
         self._freshness.saw_page(sent.at, has_endings=bool(endings))
+        self._pages_in_flight -= 1  # last: `fail` counts a page that could not be taken
         return endings
 
     def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[StatusUpdate]:

@@ -19,7 +19,7 @@ from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import PageReader
 from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.testing import page_answer, transaction_record
-from tests.support.paper import LATENCY, Drive, Paper, PaperService, drive
+from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive
 
 ADVISED = Schedule()
 
@@ -40,17 +40,16 @@ def every(seconds: float) -> Callable[[int], tuple[float, float]]:
 
 @attrs.define(kw_only=True)
 class Miscounted(PaperService):
-    """It says that there is nothing in it, or in `total_count` how many rows are on the page."""
+    """It says that there is nothing in it, that there are 10**400 rows, or how many rows are on the page."""
 
     count: str = "none"
 
     def page(self, number: int, now: float) -> PageAnswer:
         answer = super().page(number, now)
-        pagination = attrs.evolve(
-            answer.pagination,
-            total_count=0 if self.count == "none" else len(answer.transactions),
-            total_pages=0 if self.count == "none" else answer.pagination.total_pages,
-        )
+        rows, pages = len(answer.transactions), answer.pagination.total_pages
+        counts = {"none": (0, 0), "of the page": (rows, pages), "too many": (10**400, 10**400)}
+        total_count, total_pages = counts[self.count]
+        pagination = attrs.evolve(answer.pagination, total_count=total_count, total_pages=total_pages)
         return attrs.evolve(answer, pagination=pagination)
 
 
@@ -81,6 +80,26 @@ def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
     done = drive(Planner(ADVISED), service, until=660.0, interval=10.0)
     assert statistics.mean(lags(done, service, since=150.0)) < 12
     assert len(done.lookups()) < 5
+
+
+@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
+def test_a_count_of_400_digits_counts_as_none(order: ListOrder) -> None:
+    """The poller follows what it had and what comes later, on both pages."""
+    service = Miscounted(count="too many", order=order).filled(120, lambda number: (number - 119.0, number - 89.0))
+    assert len(drive(Planner(ADVISED), service, until=60.0).endings) == 120
+
+
+def test_a_page_that_cannot_be_taken_is_one_request_that_failed() -> None:
+    """It is asked for again: no request counts as in flight for ever, and none twice as answered."""
+    planner = Planner(ADVISED)
+    planner.track("txn-0", 0.0, is_new=True, deadline=math.inf)
+    nothing: Any = None
+    odd = attrs.evolve(PaperService().page(1, 1.0), pagination=nothing)
+    asked = planner.send(Page(1), 1.0)
+    with pytest.raises(AttributeError):
+        planner.take_page(asked, odd, 1.0)
+    planner.fail(asked, 1.0, is_unreadable=False)
+    assert planner.ready_at() == 2.0
 
 
 # In which order they are
