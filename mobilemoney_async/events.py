@@ -80,7 +80,7 @@ class TokenRenewed:
     """Login of this client.
 
     Attributes:
-        error: The class of the error where it failed, or was cancelled; None where there is a token.
+        error: The class of the error where it failed, "cancelled" where it was; None where there is a token.
         duration: Seconds.
     """
 

@@ -68,5 +68,6 @@ class Instrumentation:
 
     def token_renewed(self, error: BaseException | None, duration: float) -> None:
         """Report a login, and whether it failed or was cancelled."""
-        name = None if error is None else type(error).__name__
+        # Each event loop names its cancellation otherwise.
+        name = None if error is None else type(error).__name__ if isinstance(error, Exception) else "cancelled"
         emit(self._on_event, TokenRenewed(error=name, duration=duration))

@@ -116,5 +116,26 @@ class LoginState:
         )
 
 
+@attrs.define
+class CancelledLogins:
+    """Distance between logins that are cancelled one after the other, as by deadlines shorter than a login.
+
+    After the first the next call logs in at once: whoever cancelled it may have been alone. Each further one doubles
+    the time from its beginning to the next login, up to 30 s.
+    """
+
+    until: float = NEVER  # no login is made before
+    _distance: float = 0.0  # seconds
+
+    def add(self, began: float, now: float) -> None:
+        """Note that a login which began at `began` was cancelled now."""
+        self._distance = min(_FAILED[1], max(now - began, 2 * self._distance))
+        self.until = began + self._distance
+
+    def clear(self) -> None:
+        """Note that a login was answered, or failed."""
+        self._distance = 0.0
+
+
 def _is_refusal(error: MobileMoneyError) -> bool:
     return isinstance(error, APIError) and not isinstance(error, RateLimitExceeded | ServerError)

@@ -21,7 +21,7 @@ from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, Transport
 from mobilemoney_async.values import Secret, conceal, require_bearer, require_secret, require_text
 
 if TYPE_CHECKING:
-    from mobilemoney_async.calls.logins import LoginState
+    from mobilemoney_async.calls.logins import CancelledLogins, LoginState
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -151,7 +151,8 @@ class LoginAuth:
     doubled each time up to 15 minutes, in which calls fail at once with the same error. A create's 401 that does not
     name the token, such as a proxy's page, costs one login in 15 minutes. After a login without a
     usable answer the pause is 0.25 s at first and 30 s at most, and the calls that needed it try again by their own
-    retry policy: nothing of theirs was sent. One object may serve several clients on one event loop.
+    retry policy: nothing of theirs was sent. Logins that are cancelled in a row, by short deadlines say, come
+    further and further apart, up to 30 s, and calls wait. One object may serve several clients on one event loop.
 
     Args:
         email: The e-mail address.
@@ -166,10 +167,11 @@ class LoginAuth:
         self._email = require_text("email", email)
         self._password = require_secret("password", password)
         # Here: only programs that log in pay for importing it.
-        from mobilemoney_async.calls.logins import LoginState
+        from mobilemoney_async.calls.logins import CancelledLogins, LoginState
 
         self._lock = LoopLock()
         self._state: LoginState = LoginState()
+        self._cancelled: CancelledLogins = CancelledLogins()
 
     def __repr__(self) -> str:
         return "LoginAuth(…)"
@@ -194,6 +196,9 @@ class LoginAuth:
         now = anyio.current_time()
         if (token := self._state.fresh(now)) is not None:
             return token
+        if now < self._cancelled.until:
+            await anyio.sleep_until(self._cancelled.until)
+            now = anyio.current_time()
         if (refusal := self._state.refusal(now)) is not None:
             # Calls that waited for a login that failed come here too: its failure is shared, not repeated.
             raise refusal
@@ -201,12 +206,18 @@ class LoginAuth:
             token, lifetime = await self.log_in(login)
         except MobileMoneyError as exc:
             now = anyio.current_time()
+            self._cancelled.clear()
             self._state = self._state.failed(exc, now)
             token = self._state.valid(now)
             if token is None:
                 raise copy.copy(exc) from exc.__cause__
             logger.warning("the token could not be renewed ahead of its end: %s", exc)
             return token
+        except BaseException:
+            self._cancelled.add(now, anyio.current_time())
+            self._state = self._state.renewed_from(self._cancelled.until)  # until then an older token is used
+            raise
+        self._cancelled.clear()
         self._state = self._state.logged_in(token, lifetime, began=now, now=anyio.current_time())
         return token
 

@@ -25,7 +25,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.limiter import LoopLock
-from mobilemoney_async.calls.logins import LoginState
+from mobilemoney_async.calls.logins import CancelledLogins, LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.encryption import TokenCipher
@@ -100,6 +100,7 @@ class SharedLogin:
         self._state = LoginState()
         # Of failures that concern only this process.
         self._own = LoginState()
+        self._cancelled = CancelledLogins()
         # A token that was refused here, and what that makes of the row.
         self._refused: tuple[Secret, Change] | None = None
         self._warned: set[str] = set()
@@ -120,7 +121,7 @@ class SharedLogin:
     async def token(self, login: Login) -> Secret:
         """Return the token of all processes, after a login if there is none or it is about to end.
 
-        If the call is cancelled while it logs in, another may log in at once.
+        If the call is cancelled while it logs in, another logs in at once; after several in a row, later.
 
         Raises:
             InvalidCredentials: The service refused the credentials, now or within the pause, here or elsewhere.
@@ -170,7 +171,9 @@ class SharedLogin:
             pause = min(_GROWTH * pause, _LONGEST_LOOK)
 
     def _use(self, row: LoginRow, me: str, ahead: float) -> Secret | None:
-        """Return the token after a visit that did not take the lease, or None to wait for the process that has it.
+        """Return the token after a visit that did not take the lease, or None to wait.
+
+        It waits for the process that has the lease, or until a login may be made after cancelled ones.
 
         Raises:
             MobileMoneyError: The login failed a moment ago, for all or for this process, and no token is left.
@@ -178,7 +181,8 @@ class SharedLogin:
         now = anyio.current_time()
         if self._state.fresh(now) is not None:
             return self._state.token
-        if self._state.refusal(now) is None and row.is_busy(me, now - ahead):
+        is_waiting = now < self._cancelled.until or row.is_busy(me, now - ahead)
+        if self._state.refusal(now) is None and is_waiting:
             self._state = self._state.renewed_from(now + _LOOK_AGAIN)
             return self._state.valid(now)
         for state in (self._state, self._own):
@@ -202,10 +206,13 @@ class SharedLogin:
             async with renewed(keep, every=self._lease / 3):
                 token, lifetime = await self._auth.log_in(login)
         except MobileMoneyError as exc:
+            self._cancelled.clear()
             return await self._fail(exc, me)
         except BaseException:
+            self._cancelled.add(began, anyio.current_time())
             await self._finish(me, lambda state, _: state)
             raise
+        self._cancelled.clear()
         self._own = LoginState()
         self._state = self._state.logged_in(token, lifetime, began=began, now=anyio.current_time())
         failure = await self._finish(
@@ -231,7 +238,8 @@ class SharedLogin:
 
     async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused
-        may_log_in = self._own.refusal(anyio.current_time()) is None
+        now = anyio.current_time()
+        may_log_in = self._own.refusal(now) is None and now >= self._cancelled.until
         visit = await self._change(
             lambda row, now: row.visited(
                 me, now, ttl=self._lease, refused=None if refused is None else refused[1], may_log_in=may_log_in

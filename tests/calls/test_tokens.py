@@ -184,6 +184,19 @@ async def test_a_cancelled_leader_does_not_fail_its_followers() -> None:
     assert len(transport.calls) == 5
 
 
+async def test_logins_that_deadlines_cut_short_come_further_and_further_apart() -> None:
+    """Calls that are too impatient for a login do not hammer the service; one that waits gets its token for all."""
+    transport = LoginService(delay=1)
+    client = log_in(transport, deadline=0.5)
+    start = anyio.current_time()
+    while anyio.current_time() < start + 10:
+        assert {type(error) for error in await gather(5, client)} == {RequestTimeout}
+    assert transport.logins == 5  # at 0, 0.5, 1.5, 3.5 and 7.5 s
+    await look_up(client.with_options(deadline=None))
+    assert await gather(5, client) == [None] * 5
+    assert transport.logins == 6
+
+
 async def test_followers_may_be_cancelled_too() -> None:
     transport = LoginService(delay=2)
     client = log_in(transport)

@@ -243,6 +243,21 @@ async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: 
     assert len(service.logins) == 2
 
 
+@pytest.mark.slow
+async def test_logins_that_are_cancelled_in_a_row_come_further_and_further_apart(virtual_workers: Workers) -> None:
+    """As with a login of one process's own; meanwhile the token of another one serves."""
+    service = Service(delay=1)
+    worker, other = virtual_workers(service), virtual_workers(service)
+    start = anyio.current_time()
+    while anyio.current_time() < start + 5:
+        with anyio.move_on_after(0.5):
+            await worker.token()
+    assert 3 <= len(service.logins) <= 4
+    token = await other.token()
+    assert await worker.token() == token
+    assert anyio.current_time() < start + 7
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
 async def test_a_login_that_is_cancelled_twice_delays_no_other_process(virtual_workers: Workers, steps: int) -> None:
