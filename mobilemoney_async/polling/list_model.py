@@ -28,6 +28,8 @@ _FEW_STRANGERS = 0.05
 _ORDERLY = 0.75
 # Differences between the service's timestamps and our clock below this mean nothing, seconds.
 _NOISE = 2.0
+# A row dated so far ahead of our clock tells nothing of the service's, seconds.
+_FUTURE = 86_400.0
 # The list is taken to be at most so far behind, seconds.
 _LONGEST_DELAY = 600.0
 # While no page is requested, the measured delay halves in this time, seconds.
@@ -185,7 +187,7 @@ class ListFreshness:
 
 @attrs.define
 class ServerClock:
-    """The service's clock, as far as its rows show it: none of them is from its future.
+    """The service's clock, as far as its rows show it: none of them is from its future, or else it is ignored.
 
     It is at least as late as the newest row, so ages are lower bounds: right to a few seconds where payments are made
     all the time, too young where none are.
@@ -193,10 +195,10 @@ class ServerClock:
 
     _ahead: float = -math.inf  # of the monotonic clock, seconds
 
-    def saw(self, rows: Iterable[Transaction], now: float) -> None:
-        """Learn from rows that the service has just shown."""
-        times = (row.created_at for row in rows)
-        newest = max((at.timestamp() for at in times if at is not None), default=-math.inf)
+    def saw(self, rows: Iterable[Transaction], now: float, *, our_time: float = math.inf) -> None:
+        """Learn from rows that the service has just shown at a time of our own clock, seconds since 1970."""
+        times = (row.created_at.timestamp() for row in rows if row.created_at is not None)
+        newest = max((at for at in times if at <= our_time + _FUTURE), default=-math.inf)
         self._ahead = max(self._ahead, newest - now)
 
     def age(self, created_at: datetime, now: float) -> float:

@@ -151,12 +151,14 @@ class Planner:
 
     # Answers
 
-    def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[StatusUpdate]:
-        """Learn from a page, and return the final states that it shows."""
+    def take_page(
+        self, sent: InFlight, answer: PageAnswer, now: float, *, our_time: float = math.inf
+    ) -> list[StatusUpdate]:
+        """Learn from a page, and return the final states that it shows; `our_time` is as in `ServerClock.saw`."""
         assert isinstance(sent.request, Page)
         self._backoff.clear()
         self._list_backoff.clear()
-        self._clock.saw(answer.transactions, now)
+        self._clock.saw(answer.transactions, now, our_time=our_time)
         places = self._list.observe(sent.request.number, answer, now)
         shown = {
             payment: (row, place)
@@ -181,10 +183,12 @@ class Planner:
         self._pages_in_flight -= 1  # last: `fail` counts a page that could not be taken
         return endings
 
-    def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[StatusUpdate]:
+    def take_transaction(
+        self, sent: InFlight, row: Transaction, now: float, *, our_time: float = math.inf
+    ) -> list[StatusUpdate]:
         """Learn from a lookup, as from a page."""
         self._lookup_answered()
-        self._clock.saw([row], now)
+        self._clock.saw([row], now, our_time=our_time)
         payment = self._payments.get(row.id)
         if payment is None:
             return []

@@ -349,12 +349,13 @@ class Poller(anyio.AsyncContextManagerMixin):
         rows: Sequence[Transaction] = ()
         try:
             answer = await self._requester.send(sent.request)
+            now, our_time = anyio.current_time(), self._pipeline.utcnow().timestamp()
             if isinstance(answer, Transaction):
                 rows = [answer]
-                endings = self._planner.take_transaction(sent, answer, anyio.current_time())
+                endings = self._planner.take_transaction(sent, answer, now, our_time=our_time)
             else:
                 rows = answer.transactions
-                endings = self._planner.take_page(sent, answer, anyio.current_time())
+                endings = self._planner.take_page(sent, answer, now, our_time=our_time)
             self._fault = None
         except InvalidRequest:
             raise  # the client was closed

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -30,7 +31,9 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply
+from mobilemoney_async.testing import page_answer, transaction_answer, transaction_record
 from tests.support.arguments import wrong
+from tests.support.fakes import FakeTransport, Sent, Step, make_client
 
 ORDINARY = "+255681234501"
 SUCCEEDS = "+255780000789"
@@ -257,6 +260,22 @@ async def test_a_payment_that_is_hidden_at_first_is_not_lost(client: AsyncClient
     acknowledgement = await pay(client, HIDDEN)
     poller.track(acknowledgement)
     assert (await poller.wait(acknowledgement.transaction_id)).is_final
+
+
+async def test_a_row_from_the_future_makes_no_payment_old() -> None:
+    """Another payment of 2099 in the list: the end of one that is tracked by its id is seen as soon as ever."""
+    ends_at, made = anyio.current_time() + 6, datetime.now(UTC).isoformat()
+
+    def answer(sent: Sent) -> Step:
+        status = "PENDING" if anyio.current_time() < ends_at else "SUCCESS"
+        if sent.path.endswith("tx-1"):
+            return transaction_answer("tx-1", status, created_at=made)
+        odd = transaction_record("tx-2", "PENDING", created_at="2099-01-01T00:00:00Z")
+        return page_answer(odd, transaction_record("tx-1", status, created_at=made))
+
+    async with make_client(FakeTransport(answer)) as client, client.poller() as poller:
+        with anyio.fail_after(12):
+            await poller.wait("tx-1")
 
 
 async def test_a_hint_brings_the_state_within_a_second(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
