@@ -276,7 +276,7 @@ class PollerClosed:
     """End of a poller, which follows nothing any more.
 
     Attributes:
-        pending: The number of payments that it followed until then.
+        pending: The number of payments that it followed until then. Endings that come later have 0.
     """
 
     pending: int

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from mobilemoney_async import LoginAuth, RetryPolicy, SQLStore, TransactionNotFound
@@ -20,7 +21,8 @@ from mobilemoney_async.events import (
     TokenRenewed,
 )
 from mobilemoney_async.sandbox import Sandbox
-from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script
+from mobilemoney_async.testing import page_answer, transaction_record
+from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script, settle
 from tests.support.server import Response
 
 GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
@@ -99,6 +101,24 @@ async def test_what_a_poller_follows_can_be_counted() -> None:
     ]
     assert events[-1] == PollerClosed(pending=1)
     assert pickle.loads(pickle.dumps(events)) == events
+
+
+async def test_an_answer_that_comes_as_the_poller_is_closed_leaves_nothing_pending() -> None:
+    """An ending that is told after `PollerClosed` says 0, so that a gauge does not stand at what was left."""
+    events: list[Event] = []
+    comes = anyio.Event()
+
+    async def answer(sent: Sent) -> httpx.Response:
+        await comes.wait()
+        return page_answer(transaction_record("tx-1"), transaction_record("tx-2", "PENDING"))
+
+    async with make_client(FakeTransport(answer), on_event=events.append) as client, client.poller() as poller:
+        poller.track("tx-1")
+        poller.track("tx-2")
+        await settle()
+        comes.set()
+    (closed,) = of(PollerClosed, events)
+    assert pending(events[events.index(closed) :]) == [2, 0]
 
 
 async def test_each_process_counts_its_own(tmp_path: Path) -> None:

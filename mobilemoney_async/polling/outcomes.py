@@ -208,17 +208,18 @@ class Metrics:
     _pending: Callable[[], int]
     _counts: Counter[str] = attrs.field(factory=Counter)  # by the names of `PollerStats`
     _lag: float | None = None
+    _is_closed: bool = False
 
     def tracked(self, transaction_id: str) -> None:
         """Count a newly tracked payment."""
         self._counts["tracked"] += 1
-        self._report(PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
+        self._report(PaymentFollowed(transaction_id=transaction_id, pending=self._followed()))
 
     def sent(self, request: Request, waited: float) -> None:
         """Count a request, after so many seconds in line."""
         kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
         self._counts[f"{kind}s"] += 1
-        self._report(PollerAsked(kind=kind, pending=self._pending(), waited=waited))
+        self._report(PollerAsked(kind=kind, pending=self._followed(), waited=waited))
 
     def failed(self) -> None:
         """Count a request that failed for a reason that says nothing about a payment."""
@@ -226,7 +227,7 @@ class Metrics:
 
     def ended(self, update: StatusUpdate) -> None:
         """Count the end of one tracking."""
-        seen, pending = update.transaction, self._pending()
+        seen, pending = update.transaction, self._followed()
         if update.lag is not None:
             self._lag = update.lag if self._lag is None else self._lag + (update.lag - self._lag) / _LAGS
         if update.error is not None:
@@ -242,11 +243,16 @@ class Metrics:
     def closed(self) -> None:
         """Report the end of the poller."""
         self._report(PollerClosed(pending=self._pending()))
+        self._is_closed = True
 
     def stats(self, *, next_request_in: float | None) -> PollerStats:
         """Return the counters."""
         counts = {name: self._counts[name] for name in _COUNTED}
         return PollerStats(pending=self._pending(), mean_lag=self._lag, next_request_in=next_request_in, **counts)
+
+    def _followed(self) -> int:
+        """Return the number for an event: 0 for an ending that comes while the poller is closed, which ends a gauge."""
+        return 0 if self._is_closed else self._pending()
 
     def _report(self, event: Event) -> None:
         if self._on_event is not None:
