@@ -23,9 +23,16 @@ from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
+from mobilemoney_async.contrib.orders import (
+    OrderState,
+    OrderStatus,
+    TooManyOrders,
+    TooManyPrompts,
+    is_unmade,
+    read_record,
+)
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
-from mobilemoney_async.errors import APIError, IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState
 from mobilemoney_async.waiting import task_group
@@ -329,9 +336,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             create.error, outcome = exc, "failed"
             if isinstance(exc, MobileMoneyError):
                 exc.idempotency_key, outcome = order, exc.outcome
-            is_refused = isinstance(exc, APIError) and exc.outcome == "refused" and exc.is_certain
-            if create.names is not None and (outcome == "not_sent" or is_refused):  # no phone rang
-                self._limits.give_back(create.names, create.began_at)
+                if create.names is not None and is_unmade(exc):  # no phone rang
+                    self._limits.give_back(create.names, create.began_at)
             _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
             if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
                 with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is

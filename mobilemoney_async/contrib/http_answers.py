@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from mobilemoney_async import errors
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, is_unmade
 
 FINDING_OUT = "We are finding out whether this payment was made. Please do not pay again."
 
@@ -27,7 +27,7 @@ class HTTPAnswer:
     headers: Mapping[str, str]
 
 
-_NOTHING = " Nothing was paid."
+_NOTHING = " Nothing was paid."  # left out where the error does not prove it
 # For a customer, by the argument that was refused.
 _ADVICE = {
     "phone_number": "Please enter a mobile number with its country code, such as +255 788 500 000.",
@@ -39,18 +39,18 @@ _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...]
     (errors.IdempotencyConflict, 409, "This order has another payment. Please begin a new order.", None),
     (errors.DuplicateSuspected, 409, "An earlier payment like this one is still being looked into.", None),
     (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
-    (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
+    (TooManyOrders, 503, f"There are very many orders now.{_NOTHING} Please try again in a moment.", 10),
     (errors.AccountSuspended, 403, "This merchant takes no payments now.", None),
     (errors.LimitExceeded, 422, f"This amount cannot be paid out now.{_NOTHING}", None),
     (errors.StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
-    (errors.RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
+    (errors.RateLimitExceeded, 503, f"The payment service is busy.{_NOTHING} Please try again in a moment.", 10),
     (errors.TransactionNotFound, 404, "There is no such payment.", None),
     (errors.InvalidTransactionId, 404, "There is no such payment.", None),
     # The merchant's credentials: the customer cannot fix them.
     (errors.AuthenticationError, 502, f"The payment service does not let us in.{_NOTHING}", None),
     (errors.PermissionDenied, 502, f"The payment service does not let us in.{_NOTHING}", None),
     (errors.ServerError, 502, "The payment service has a problem.", 5),
-    (errors.APIError, 422, f"The payment service refused this payment.{_NOTHING}", None),
+    (errors.APIError, 422, f"The payment service refused this request.{_NOTHING}", None),
     (errors.RequestTimeout, 504, "The payment service did not answer in time.", 5),
     (errors.TransportError, 503, "The payment service cannot be reached.", 5),
     (errors.MobileMoneyError, 502, "The payment service has a problem.", 5),
@@ -69,8 +69,8 @@ def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
         message = _LOCAL_ADVICE if error.local_numbers else _ADVICE.get(error.argument, title)
         return _problem(422, title, order, code=code, argument=error.argument, message=message)
     status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
-    if isinstance(error, errors.APIError) and not error.is_certain:  # refused as far as is known
-        title = title.removesuffix(_NOTHING)
+    if order is None or not is_unmade(error):  # a lookup, whose payment may be made, or a refusal as far as is known
+        title = title.replace(_NOTHING, "")
     asked = error.retry_after if isinstance(error, errors.APIError | TooManyPrompts) else None
     if seconds is not None and asked is not None:
         seconds = max(1, math.ceil(asked))

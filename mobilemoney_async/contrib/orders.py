@@ -9,7 +9,7 @@ import attrs
 
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
-from mobilemoney_async.errors import CallOutcome, MobileMoneyError
+from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
 
@@ -78,6 +78,12 @@ class TooManyPrompts(TooManyOrders):
     def __init__(self, message: str, *, retry_after: float, idempotency_key: str | None = None) -> None:
         super().__init__(message, idempotency_key=idempotency_key)
         self.retry_after = retry_after
+
+
+def is_unmade(error: MobileMoneyError) -> bool:
+    """Return whether an error proves that the request behind it made no payment."""
+    is_refused = isinstance(error, APIError) and error.outcome == "refused" and error.is_certain
+    return is_refused or error.outcome == "not_sent"
 
 
 _STATES = {

@@ -85,12 +85,20 @@ def test_an_unknown_outcome_says_so() -> None:
     assert answer.body == {"order": "order-1", "state": "finding_out", "detail": FINDING_OUT}
 
 
+@pytest.mark.parametrize("order", ["order-1", None])
 @pytest.mark.parametrize("is_certain", [True, False])
-@pytest.mark.parametrize("kind", [errors.APIError, errors.AuthenticationError])
-def test_a_refusal_that_is_not_certain_promises_nothing(kind: type[errors.APIError], is_certain: bool) -> None:
-    """ "Nothing was paid" is said only where a code of the contract proves it."""
-    answer = answer_error(kind(TEXT, status_code=400, is_certain=is_certain))
-    assert ("Nothing was paid" in str(answer.body)) is is_certain
+@pytest.mark.parametrize(
+    "kind", [errors.APIError, errors.InvalidToken, errors.PermissionDenied, errors.RateLimitExceeded]
+)
+def test_an_error_that_proves_nothing_promises_nothing(
+    kind: type[errors.APIError], is_certain: bool, order: str | None
+) -> None:
+    """ "Nothing was paid" is said only of a create that a code of the contract refused: a lookup proves nothing."""
+    error = kind(TEXT, status_code=400, is_certain=is_certain)
+    error.idempotency_key = order
+    answer = answer_error(error)
+    assert ("nothing was paid" in str(answer.body).lower()) is (is_certain and order is not None)
+    assert "this payment" not in str(answer.body)
 
 
 def test_the_service_s_patience_is_passed_on() -> None:
