@@ -1,4 +1,4 @@
-"""HTTP answers of a merchant's own interface: for errors of this library, and for order statuses. Pure, any framework.
+"""HTTP answers of a merchant's own interface: for errors of this library, and for order statuses. For any framework.
 
 Bodies are problem details (RFC 9457) in fixed words. Messages of the service or the database are for the merchant's
 log. An unknown result is no error: the answer is 202, and the order's status shows the result later.
@@ -6,6 +6,7 @@ log. An unknown result is no error: the answer is 202, and the order's status sh
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ import attrs
 
 from mobilemoney_async import errors
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, is_unmade
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 FINDING_OUT = "We are finding out whether this payment was made. Please do not pay again."
 
@@ -28,6 +31,9 @@ class HTTPAnswer:
 
 
 _NOTHING = " Nothing was paid."  # left out where the error does not prove it
+# Arguments whose value a request may hold. Any other is the program's own, and its fault no customer can correct.
+_ASKED = {"phone_number", "amount", "order", "idempotency_key", "key", "transaction_id", "reference", "external_id"}
+_ASKED |= {"page", "limit", "type", "status", "from_date", "to_date", "otp_code", "reset_token", "new_password"}
 # For a customer, by the argument that was refused.
 _ADVICE = {
     "phone_number": "Please enter a mobile number with its country code, such as +255 788 500 000.",
@@ -53,22 +59,28 @@ _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...]
     (errors.APIError, 422, f"The payment service refused this request.{_NOTHING}", None),
     (errors.RequestTimeout, 504, "The payment service did not answer in time.", 5),
     (errors.TransportError, 503, "The payment service cannot be reached.", 5),
+    (errors.InvalidRequest, 500, "Something is wrong here. Please try again later.", None),
     (errors.MobileMoneyError, 502, "The payment service has a problem.", 5),
 )
 
 
 def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
-    """Return the answer for an error of this library: 202 for a create with an unknown outcome, whatever the error."""
+    """Return the answer for an error of this library: 202 for a create with an unknown outcome, whatever the error.
+
+    An `InvalidRequest` is 422 only for a value that a request may hold, else 500, and an error in the log.
+    """
     order = error.idempotency_key
     if isinstance(error, errors.WaitTimeout):
         return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
     if error.outcome == "unknown" and order is not None:
         return HTTPAnswer(202, order_fields(OrderStatus(order=order, state=OrderState.FINDING_OUT)), {})
-    if isinstance(error, errors.InvalidRequest):
+    if isinstance(error, errors.InvalidRequest) and error.argument in _ASKED:
         title, code = f"Please check this value: {error.argument}.", f"invalid_{error.argument}"
         message = _LOCAL_ADVICE if error.local_numbers else _ADVICE.get(error.argument, title)
         return _problem(422, title, order, code=code, argument=error.argument, message=message)
     status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
+    if isinstance(error, errors.InvalidRequest):
+        logger.error("a request was answered with HTTP %d: %s", status, error, exc_info=error)
     if order is None or not is_unmade(error):  # a lookup, whose payment may be made, or a refusal as far as is known
         title = title.replace(_NOTHING, "")
     asked = error.retry_after if isinstance(error, errors.APIError | TooManyPrompts) else None

@@ -25,6 +25,7 @@ TEXT = "what the service said: +255681234567"
         (errors.UnexpectedResponse(TEXT, status_code=200), 502),
         (errors.WaitTimeout(TEXT, transaction_id="T-1"), 202),
         (errors.InvalidRequest(TEXT, argument="phone_number"), 422),
+        (errors.InvalidRequest(TEXT, argument="lifespan"), 500),
         (errors.IdempotencyConflict(TEXT), 409),
         (errors.DuplicateSuspected(TEXT, other_key="order-0"), 409),
         (errors.StoreError(TEXT), 503),
@@ -45,7 +46,7 @@ TEXT = "what the service said: +255681234567"
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
 def test_every_error_has_an_answer_in_fixed_words(error: errors.MobileMoneyError, status: int) -> None:
-    """No error is a 500, an unknown outcome is no error, and nothing that the service said reaches a customer."""
+    """Only a fault of the program is a 500, an unknown outcome is no error, and no text of the service is shown."""
     answer = answer_error(error)
     assert answer.status == status
     assert answer.headers.get("Content-Type", "") == ("" if status == 202 else "application/problem+json")
@@ -62,6 +63,17 @@ def test_a_refused_value_is_explained_in_parts_that_a_shop_can_translate(argumen
     body = answer_error(errors.InvalidRequest(TEXT, argument=argument)).body
     assert (body["code"], body["argument"]) == (f"invalid_{argument}", argument)
     assert said in body["message"]
+
+
+@pytest.mark.parametrize("argument", ["lifespan", "backend", "client", "caller", "extra"])
+def test_a_fault_of_the_program_is_not_the_customer_s(argument: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A value that no customer typed is named in the log alone, with its traceback; the answer asks to try later."""
+    answer = answer_error(errors.InvalidRequest(f"{argument} must be another", argument=argument))
+    assert (answer.status, "try again later" in answer.body["title"]) == (500, True)
+    assert argument not in str(answer.body)
+    (logged,) = caplog.records
+    assert (logged.levelname, f"{argument} must be another" in logged.getMessage()) == ("ERROR", True)
+    assert logged.exc_info
 
 
 @pytest.mark.parametrize(
