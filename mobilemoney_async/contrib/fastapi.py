@@ -169,12 +169,15 @@ async def _read(request: Request) -> bytes | None:
 async def _events(statuses: AsyncIterator[OrderStatus]) -> AsyncGenerator[str]:
     until = anyio.current_time() + _STREAM_SECONDS
     yield "retry: 1000\n\n"
-    async for status in statuses:
+    while True:
+        status = None
+        with anyio.CancelScope(deadline=until):  # also of a first read that waits for a failed store
+            status = await anext(statuses, None)
+        if status is None:
+            return
         yield f"data: {json.dumps(order_fields(status))}\n\n"
         if status.is_settled:
             yield "event: settled\ndata: {}\n\n"
-        elif anyio.current_time() >= until:
-            return
 
 
 def _response(answer: HTTPAnswer) -> Response:

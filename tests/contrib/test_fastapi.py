@@ -5,14 +5,15 @@ Functions import FastAPI, since it is a fifth of all that a collection of tests 
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidRequest, PaymentChange, SQLStore, TransactionNotFound
+from mobilemoney_async import AsyncClient, InvalidRequest, PaymentChange, SQLStore, StoreError, TransactionNotFound
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.sandbox import Sandbox
 
@@ -83,6 +84,38 @@ async def test_a_callback_without_a_secret_needs_no_token(tmp_path: Path) -> Non
     async with served(tmp_path, verify=verify) as web:
         assert (await web.post(CALLBACKS, content=b"good")).status_code == 204
         assert (await web.post(CALLBACKS, content=b"bad")).status_code == 403
+
+
+async def test_a_stream_ends_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the store fails from its first look on: a server that stops waits for open streams."""
+    from starlette.responses import StreamingResponse
+
+    from mobilemoney_async.contrib.fastapi import event_response
+
+    async def fail(key: str) -> NoReturn:
+        raise StoreError("the database is away")
+
+    sandbox = Sandbox(speed=100)
+    store = SQLStore(f"sqlite:///{tmp_path}/payments.db")
+    async with sandbox.client(store=store) as client:
+        backend = Backend(client)  # without its background work, which a minute has much of
+        await client.payments.enqueue(
+            type="collection",
+            phone_number="+255780000789",
+            amount=1500,
+            idempotency_key="order-1",
+            not_before=timedelta(hours=1),
+        )
+        messages: list[Any] = []
+        for answer in [await event_response(backend, "order-1") for _ in range(2)]:
+            assert isinstance(answer, StreamingResponse)
+            began = anyio.current_time()
+            with anyio.fail_after(61):
+                messages = [message async for message in answer.body_iterator]
+            assert anyio.current_time() - began >= 59
+            assert messages[0] == "retry: 1000\n\n"
+            monkeypatch.setattr(client.payments, "get", fail)  # for the second
+        assert len(messages) == 1
 
 
 @pytest.mark.slow
