@@ -64,7 +64,7 @@ class RetryScheduled:
 
 @attrs.frozen(kw_only=True)
 class LimiterWaited:
-    """Wait of a request for the rate limit.
+    """Wait of a request for the rate limit, a millisecond at least.
 
     Attributes:
         lane: ``PAYMENT``, ``LOOKUP``, ``POLL`` or ``BULK``.
@@ -198,7 +198,7 @@ class PollerAsked:
     Attributes:
         kind: ``page`` of the list, or ``lookup`` by id.
         pending: The number of payments that it follows, without those of other processes for which it asks too.
-        waited: The time that the request waited for the rate limit, seconds.
+        waited: The time that the request waited for the rate limit, seconds; 0 for less than a millisecond.
     """
 
     kind: Literal["page", "lookup"]

@@ -9,10 +9,11 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import LoginAuth, RetryPolicy, SQLStore, TransactionNotFound
+from mobilemoney_async import LoginAuth, Priority, RateLimiter, RetryPolicy, SQLStore, TransactionNotFound
 from mobilemoney_async.events import (
     AttemptEnded,
     Event,
+    LimiterWaited,
     PaymentFinal,
     PaymentFollowed,
     PaymentGivenUp,
@@ -22,7 +23,18 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import page_answer, transaction_record
-from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script, settle
+from tests.support.fakes import (
+    EMAIL,
+    PASSWORD,
+    PHONE_NUMBER,
+    FakeTransport,
+    Sent,
+    make_client,
+    refusal,
+    script,
+    service,
+    settle,
+)
 from tests.support.server import Response
 
 GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
@@ -58,6 +70,30 @@ async def test_a_login_that_is_cut_short_is_not_told_as_a_success() -> None:
     (renewed,) = of(TokenRenewed, events)
     assert isinstance(renewed, TokenRenewed)
     assert renewed.error == "cancelled"
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0.00005, 0), (0.002, 1)])
+async def test_the_time_that_it_takes_to_ask_a_limiter_is_no_wait(seconds: float, waits: int) -> None:
+    """A call and a poller's request that had not to wait say so; by a real clock, nothing takes no time."""
+
+    class Asked(RateLimiter):
+        async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+            await super().acquire(priority, ahead=ahead)
+            await anyio.sleep(seconds)
+
+    def answer(sent: Sent) -> httpx.Response | Response:
+        is_list = sent.path.endswith("/transactions")
+        return page_answer(transaction_record("tx-1")) if is_list else service(sent.path)
+
+    events: list[Event] = []
+    async with make_client(FakeTransport(answer), rate_limiter=Asked(), on_event=events.append) as client:
+        await client.transactions.get("tx-1")
+        async with client.poller() as poller:
+            await poller.wait("tx-1")
+    assert len(of(LimiterWaited, events)) == waits
+    (asked,) = of(PollerAsked, events)
+    assert isinstance(asked, PollerAsked)
+    assert asked.waited == pytest.approx(seconds * waits)
 
 
 STRANGER = "txn_" + "0" * 20

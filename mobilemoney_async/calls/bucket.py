@@ -23,6 +23,8 @@ from typing import NamedTuple, Protocol
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import POLLING_INTERVAL
 
+# Seconds. What took less was not the wait for the limit, but the asking.
+SHORTEST_WAIT = 0.001
 # Seconds. A service may count both ends of its window, and its clock rounds as ours does.
 _ROUNDING = 1e-6
 

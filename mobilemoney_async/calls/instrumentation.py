@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from mobilemoney_async.calls.bucket import SHORTEST_WAIT
 from mobilemoney_async.contract.endpoints import Endpoint, Priority
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import (
@@ -29,7 +30,7 @@ class Instrumentation:
 
     def waited(self, lane: Priority, seconds: float) -> None:
         """Report the time a request waited for the rate limit, seconds, unless it had not to wait."""
-        if seconds > 0:
+        if seconds >= SHORTEST_WAIT:
             emit(self._on_event, LimiterWaited(lane=lane.name, waited=seconds))
 
     def attempt_ended(

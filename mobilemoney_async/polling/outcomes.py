@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 
+from mobilemoney_async.calls.bucket import SHORTEST_WAIT
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
@@ -219,6 +220,7 @@ class Metrics:
         """Count a request, after so many seconds in line."""
         kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
         self._counts[f"{kind}s"] += 1
+        waited = waited if waited >= SHORTEST_WAIT else 0.0
         self._report(PollerAsked(kind=kind, pending=self._followed(), waited=waited))
 
     def failed(self) -> None:
