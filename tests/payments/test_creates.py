@@ -565,7 +565,7 @@ async def test_a_key_that_no_database_can_hold(world: World, client: AsyncClient
     assert world.sent == 0
 
 
-@pytest.mark.parametrize("key", ["x" * 200, "Auftrag Nr. 7/ä - '; DROP TABLE", "😀", "a\u00a0b", "a%s:b"], ids=ascii)
+@pytest.mark.parametrize("key", ["x" * 200, "Auftrag Nr. 7/ä - '; DROP TABLE", "😀", "a b", "a%s:b"], ids=ascii)
 @on_asyncio
 async def test_any_other_key_is_a_key(world: World, client: AsyncClient, key: str) -> None:
     """Keys are compared exactly, whatever is in them."""
