@@ -10,23 +10,24 @@ from tests.support.scale import left_to_other_runs
 
 pytestmark = pytest.mark.once
 
-LOOPS, DATABASES, CASES = ("asyncio", "trio"), ("sqlite", "postgresql"), ([1], [1], [3])
+LOOPS, DATABASES, CASES = ("asyncio", "trio"), ("sqlite", "postgresql"), ("case0", "case1", "trio")
 
 
 def collected() -> list[Any]:
     """Return what pytest makes of a test on loops and databases, of one on loops, and of one on neither."""
     items = []
     for case, loop, database in itertools.product(CASES, LOOPS, DATABASES):
-        items.append(_item("both", case=case, anyio_backend=loop, store_url=database))
-    items += [_item("loops", case=case, anyio_backend=loop) for loop in LOOPS for case in CASES]
+        items.append(_item("both", anyio_backend=loop, store_url=database, case=case))
+    items += [_item("loops", anyio_backend=loop, case=case) for loop in LOOPS for case in CASES]
     return [*items, *(_item("neither", case=case) for case in CASES), *map(_plain, ("quick", "slow", "once"))]
 
 
 def _item(name: str, **params: object) -> SimpleNamespace:
+    words = "-".join(str(value) for value in params.values())
     return SimpleNamespace(
-        nodeid=f"{name}[{id(params)}]",
+        nodeid=f"{name}[{words}]",
         name=name,
-        callspec=SimpleNamespace(params=params, indices={name: id(value) for name, value in params.items()}),
+        callspec=SimpleNamespace(params=params, id=words),
         get_closest_marker=lambda mark: None,
     )
 
@@ -46,7 +47,7 @@ def test_each_case_of_each_test_stays(
     left = left_to_other_runs(items)
     stay = [item for item in items if item not in left]
     assert tuple(sum(item.nodeid.startswith(name) for item in stay) for name in ("both", "loops")) == kept
-    cases = {(item.name, id(item.callspec.params["case"])) for item in stay if hasattr(item, "callspec")}
+    cases = {(item.name, item.callspec.params["case"]) for item in stay if hasattr(item, "callspec")}
     assert len(cases) == 3 * len(CASES)
     assert {"quick", "once"} <= {item.name for item in stay}
 

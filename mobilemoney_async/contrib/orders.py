@@ -13,6 +13,8 @@ from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
 
+__all__ = ["OrderState", "OrderStatus", "TooManyOrders", "TooManyPrompts", "read_record"]
+
 
 class OrderState(enum.StrEnum):
     """State of an order's payment, in the words of a shop."""

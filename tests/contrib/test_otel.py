@@ -520,7 +520,7 @@ async def test_what_needs_someone_in_an_account_is_a_span_with_its_name(telemetr
         with pytest.raises(NoSuchMerchant):
             await three.transactions.get("tx-1")
         needing = {status.account: [str(need) for need in status.needs] async for status in merchants.overview()}
-    assert needing == {"shop-2": ["unmatched"], "shop-3": ["suspended"]}
+    assert needing == {"shop-1": ["unknown"], "shop-2": ["unmatched"], "shop-3": ["suspended"]}
     spans = {
         (attributes(span)["mobilemoney.account"], span.name.removeprefix("mobilemoney.")) for span in telemetry.spans()
     }
@@ -538,7 +538,7 @@ async def test_what_needs_someone_in_an_account_is_a_span_with_its_name(telemetr
     (paused,) = telemetry.spans("mobilemoney.dispatcher.paused")
     assert "exceeds per_day" in attributes(paused)["mobilemoney.reason"]
     counted = {labels["mobilemoney.reason"]: value for labels, value in telemetry.metrics()[NEEDING] if value}
-    assert counted == {"unmatched": 1, "suspended": 1}
+    assert counted == {"unknown": 1, "unmatched": 1, "suspended": 1}
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(telemetry: Telemetry) -> None:

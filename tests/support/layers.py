@@ -102,7 +102,6 @@ PURE = (
     "calls.bucket",
     "calls.logins",
     "calls.retry",
-    "contrib.http_answers",
     "contrib.orders",
     "contrib.prompt_limit",
     "polling.list_model",
