@@ -92,7 +92,7 @@ def require_batch_within(
 def _is_behind(account: str, key: str) -> sa.ColumnElement[bool]:
     """Return whether a payment was made after that of a key, which may not exist."""
     mine = (_own.c.account == account) & (_own.c.key == key)
-    return sa.exists().where(mine, _own.c.created_at <= _columns.created_at)
+    return sa.exists().where(mine, _own.c.created_at < _columns.created_at)
 
 
 def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:
