@@ -34,7 +34,7 @@ from mobilemoney_async.contrib.orders import (
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
-from mobilemoney_async.payments.records.record import CLOSED, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records.record import CLOSED, PaymentState
 from mobilemoney_async.waiting import task_group
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _Names: TypeAlias = tuple[str, str | None]  # number and caller, for the limits
 
 @attrs.define(eq=False)
 class _Create:
-    """Create in progress: whether the store has its order, whether it has ended, and its error."""
+    """Create in progress: whether the store shows it as being sent, whether it has ended, and its error."""
 
     is_new: bool  # of an order without a payment
     names: _Names | None  # if the limits count it
@@ -254,14 +254,12 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def status(self, order: str) -> OrderStatus | None:
         """Return an order's status as the store has it, the same in every process; None if it never had a payment.
 
-        While a create of the order runs in this process, ``not_made`` is ``sending``.
-
         Raises:
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
         record = await self._payments.get(values.require_text("order", order))
-        return None if record is None else self._shown(record)
+        return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
         """Return an iterator over an order's statuses: now, after each change, and after each heartbeat.
@@ -281,13 +279,6 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     # Inside
 
-    def _shown(self, record: PaymentRecord) -> OrderStatus:
-        """Return the status of an order: while a create runs here, "not made" may change at any moment."""
-        status = read_record(record)
-        if status.state is OrderState.NOT_MADE and any(order == record.key for _, order, *_ in self._creates):
-            return attrs.evolve(status, state=OrderState.SENDING, reason=None)
-        return status
-
     async def _pay(self, wanted: _Wanted, patience: float, names: _Names | None) -> OrderStatus:
         order = values.require_key("order", wanted[1])
         values.require_seconds("patience", patience, allow_zero=True)
@@ -306,7 +297,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         with anyio.move_on_after(patience):
             await create.is_done.wait()
         record, error = await self._payments.get(order), create.error
-        status = None if record is None else self._shown(record)
+        status = None if record is None else read_record(record)
         is_not_made = status is None or status.state is OrderState.NOT_MADE  # or else another process has sent it
         is_cancelled = record is not None and record.state is PaymentState.CANCELLED  # which its status says
         is_raised = is_not_made or (isinstance(error, OutcomeUnknown | IdempotencyConflict) and not is_cancelled)
@@ -337,7 +328,8 @@ class Backend(anyio.AsyncContextManagerMixin):
                     type=kind, not_before=_HELD, not_after=until, priority=1, **payment
                 )
                 state = queued.state
-            create.is_shown.set()
+            if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
+                create.is_shown.set()
             creates = self.client.collections if kind == "collection" else self.client.disbursements
             self.callbacks.track(await creates.create(**payment))
         except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
@@ -353,7 +345,6 @@ class Backend(anyio.AsyncContextManagerMixin):
         finally:
             # No await from here on: a task that wakes finds the create gone.
             del self._creates[wanted]
-            self._signal(order)  # what `_shown` says of it may have changed, and the store not
             create.is_shown.set()
             create.is_done.set()
 
@@ -370,10 +361,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def _show(self, change: PaymentChange) -> None:
         if change.state is PaymentState.UNKNOWN:
             self._is_unknown.set()
-        self._signal(change.key or "")
-
-    def _signal(self, order: str) -> None:
-        if (signal := self._signals.pop(order, None)) is not None:
+        if (signal := self._signals.pop(change.key or "", None)) is not None:
             signal.set()
 
     async def _settle(self, change: PaymentChange) -> None:

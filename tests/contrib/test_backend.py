@@ -499,32 +499,6 @@ async def test_a_released_order_is_answered_once_it_is_sent(sandbox: Sandbox, tm
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
 
 
-async def test_a_released_order_is_answered_in_time(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Patience holds while it is looked for in the list, and nothing says "not made" before its create has ended."""
-    sandbox.script(faults.drop(processed=False), on="POST c2b")
-    ended = anyio.Event()
-
-    async def look(**_: Any) -> NoReturn:
-        await ended.wait()
-        raise StoreError("the list cannot be read", outcome="not_sent")
-
-    async with opened(sandbox, tmp_path, reconcile_every=1000.0) as backend:
-        with pytest.raises(OutcomeUnknown):
-            await backend.collect("order-1", phone_number=PAYS, amount=1500)
-        await backend.client.payments.confirm_absent("order-1", note="Asha looked")
-        monkeypatch.setattr(backend.client.collections, "create", look)
-        watch = backend.watch("order-1", heartbeat=1000.0)
-        with anyio.fail_after(3):
-            again = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=1)
-        assert again.state is OrderState.SENDING
-        assert again == await backend.status("order-1") == await anext(watch)
-        ended.set()
-        with anyio.fail_after(10):
-            assert (await anext(watch)).state is OrderState.NOT_MADE
-
-
 @pytest.mark.slow
 async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path) -> None:
     """What could only wait for hours is refused at once, and may come again."""
