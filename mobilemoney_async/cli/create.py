@@ -160,8 +160,8 @@ def _checked(request: PaymentRequest, settings: Settings) -> PaymentRequest:
         advice = "the same command again would be a second payment; give --store, or name a store in the profile"
         raise WrongUsage(f"--key needs a store: without one the key is not saved, and {advice}")
     if key is not None:
-        said = "--key must be at most 200 characters, not blank, without white space around it, line ends and "
-        options.check(partial(require_key, "key"), key, f"{said}invisible characters")
+        said = "--key must be at most 200 characters, not blank, without white space around it, line ends, "
+        options.check(partial(require_key, "key"), key, f"{said}invisible characters and blanks other than spaces")
     elif has_store:
         key = f"cli-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     return attrs.evolve(request, phone_number=number, amount=amount, key=key)
