@@ -122,9 +122,9 @@ def fast(session: nox.Session) -> None:
     """Check style and types, and run the quick tests against the installed wheel, all in one environment."""
     session.install(wheel(session), *group("dev"), *group("browser"))
     style(session)
-    types(session)
-    env = {**INSTALLED, "MOBILEMONEY_TESTS_LIMIT": "1"}
-    session.run("python", *PYTEST, "-m", "not slow", *session.posargs, env=env)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_LIMIT": "1", "MOBILEMONEY_TESTS_PAIRS": "even"}
+    tests = functools.partial(session.run, "python", *PYTEST, "-m", "not slow", *session.posargs, env=env)
+    together(functools.partial(types, session), tests)
 
 
 def style(session: nox.Session) -> None:

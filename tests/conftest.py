@@ -99,14 +99,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
-    for item in repetitions_of_costly_ones(items):
-        item.add_marker("slow")
     left = left_to_other_runs(items)
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = sorted(
         (item for item in items if item not in gone), key=lambda item: item.get_closest_marker("soak") is None
     )
+    for item in repetitions_of_costly_ones(items):
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)
