@@ -211,9 +211,9 @@ def laws(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def fuzz(session: nox.Session) -> None:
-    """Fuzz the readers of foreign bytes with the same 150,000 inputs, from those in tests/fuzz/corpus."""
+    """Fuzz the readers of foreign bytes with the same 50,000 inputs, from those in tests/fuzz/corpus."""
     session.install(wheel(session), *group("test"), *group("fuzz"))
-    runs = [session.posargs] if session.posargs else [["-runs=75000", f"-seed={seed}"] for seed in (1, 2)]
+    runs = [session.posargs] if session.posargs else [["-runs=25000", f"-seed={seed}"] for seed in (1, 2)]
     together(*(functools.partial(run_fuzzer, session, f"found-{name}", *each) for name, each in enumerate(runs)))
 
 
@@ -236,9 +236,9 @@ def openapi(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def simulate(session: nox.Session) -> None:
-    """Run the same twenty histories of the simulator; new ones for an hour: `-- --minutes 60`."""
+    """Run the same ten histories of the simulator; new ones for an hour: `-- --minutes 60`."""
     session.install(wheel(session), *group("test"))
-    session.run("python", "-m", "tests.simulation", *(session.posargs or ("--seed", "1", "--seeds", "20")))
+    session.run("python", "-m", "tests.simulation", *(session.posargs or ("--seed", "1", "--seeds", "10")))
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
