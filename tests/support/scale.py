@@ -12,7 +12,7 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 | value | of a test that differs only in loop and database | of a slow test that has neither | in |
 |---|---|---|---|
 | unset | all | all | `soak`, `nightly` |
-| `even` | asyncio with SQLite and trio with PostgreSQL, of four; one of two | about half of them | `fast`, `slow`, `lowest` |
+| `even` | asyncio with SQLite and trio with PostgreSQL, or one of two | about half | `fast`, `slow`, `lowest` |
 | `odd` | those that `even` leaves out | those that `even` leaves out | `coverage` |
 | `one` | one | all | `httpx2` |
 """
