@@ -31,7 +31,7 @@ from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_serv
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.contract.comparison import may_be_number
-from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet
+from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.record import CLAIMED, OPEN, UnclaimedTransaction
@@ -196,17 +196,25 @@ def _read_file(file: Path) -> list[dict[str, str]]:
             lines = [row for _, row in read_sheet(content)]
         else:
             text = content.decode("utf-8-sig")
-            header = text.lstrip().partition("\n")[0]
-            delimiter = max(",;\t", key=header.count)
+            first = text.lstrip().partition("\n")[0]
+            delimiter = max(",;\t", key=first.count)
             lines = list(
                 csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
             )
     except (UnicodeDecodeError, csv.Error) as exc:
         raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
-    names, *rows = [[cell.strip() for cell in line] for line in lines if any(map(str.strip, line))] or [[]]
+    header, *rows = [line for line in lines if any(map(str.strip, line))] or [[]]
     if not rows:
         raise WrongUsage(f"{file} names no payments")
-    return [dict(zip(names, row, strict=False)) for row in rows]
+    names = [cell.strip() for cell in header]
+    named = [name for name in names if name]
+    if len({*named}) < len(named) or any(any(map(str.strip, row[len(names) :])) for row in rows):
+        raise WrongUsage(f"{file} has a column twice, or a row with more cells than the header")
+    table = [dict(zip(names, row, strict=False)) for row in rows]
+    for row in table:
+        for name in ("key", "transaction_id", "phone_number"):
+            require_plain(name, row.get(name))
+    return [{name: cell.strip() for name, cell in row.items()} for row in table]
 
 
 @with_service()

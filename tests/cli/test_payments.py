@@ -36,6 +36,7 @@ from tests.payments.tables import insert_payment
 from tests.support import commands
 from tests.support.commands import run as mobilemoney
 from tests.support.databases import execute, sqlite_url
+from tests.support.sheets import xlsx
 
 NUMBER = "+255681234501"
 ESCAPE = "\x1b[2J[red]"
@@ -861,6 +862,9 @@ class TestRecover:
             (b"key,transaction_id\norder-2\n", "a row with both columns"),
             (b"key,transaction_id,phone_number\norder-2,tx-1,0681234501\n", "phone_number"),
             ("key,transaction_id\nMwanaidi é,tx-1\n".encode("latin-1"), "UTF-8"),
+            (b"key,key,transaction_id\norder-2,order-3,tx-1\n", "a column twice"),
+            (b"key,transaction_id\norder-2,tx-1,order-3\n", "more cells than the header"),
+            (xlsx({1: ("key", "transaction_id"), 2: (20261128000000000017, "tx-1")}), "cell A2 is no text"),
             (b"", "names no payments"),
             (b"key,transaction_id\n", "names no payments"),
         ],

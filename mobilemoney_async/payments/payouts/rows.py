@@ -19,7 +19,7 @@ from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, OddCell, read_sheet
+from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain
 from mobilemoney_async.text import csv_cell, name_lines
 from mobilemoney_async.values import (
     HiddenText,
@@ -335,9 +335,7 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
     if None in row or row.get(""):
         raise InvalidRequest("has another number of values than the header", argument="rows")
     for name in (*_NEEDED, "key"):
-        if isinstance(cell := row.get(name), OddCell):
-            said = f"cell {cell.place} is no text and no whole number below 2**53: {name} must be one"
-            raise InvalidRequest(said, argument="rows")
+        require_plain(name, row.get(name))
     missing = [name for name in _NEEDED if name not in row]
     if missing:
         raise InvalidRequest(f"has no {missing[0]}", argument="rows")

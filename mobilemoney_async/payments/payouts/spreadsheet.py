@@ -38,6 +38,13 @@ class OddCell(HiddenText):
     place: str
 
 
+def require_plain(name: str, cell: object) -> None:
+    """Raise `InvalidRequest` for a cell of which nobody can say what its author wrote, such as 2.0261128e+19."""
+    if isinstance(cell, OddCell):
+        said = f"cell {cell.place} is no text and no whole number below 2**53: {name} must be one"
+        raise InvalidRequest(said, argument="rows")
+
+
 class _Sheet(list[Any]):
     """Rows that a traceback with locals does not show."""
 
