@@ -211,7 +211,7 @@ def ask(journal: Journal) -> object:
 
 def send_again(journal: Journal) -> object:
     guard = DuplicateGuard()
-    return begin_payment(journal, guard, REQUEST, expected=1, sent_at=LATER, lives=30, asked_at=LATER)
+    return begin_payment(journal, guard, REQUEST, expected=1, sent_at=LATER, lives=30, asked_at=LATER, since=2)
 
 
 def count_up(row: str) -> Work:

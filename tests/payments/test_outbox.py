@@ -528,15 +528,21 @@ async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that
         assert (world.sent, await state(client, "a")) == (0, PaymentState.NOT_SENT)
 
 
-@pytest.mark.parametrize("reusable", [True, False])
-@pytest.mark.parametrize("is_doubtful", [False, True])
+@pytest.mark.parametrize(
+    ("is_doubtful", "reusable", "ahead"),
+    [(False, True, -10), (False, True, 10), (False, False, 0), (True, True, 0), (True, False, 0)],
+)
 async def test_a_create_does_not_send_what_was_taken_back_while_it_waited(
-    world: World, is_doubtful: bool, reusable: bool
+    world: World, is_doubtful: bool, reusable: bool, ahead: int
 ) -> None:
-    """Neither what was never tried, nor what was refused without a code; a create that begins later is a new wish."""
+    """Neither what was never tried, nor what was refused without a code; a create that begins later is a new wish.
+
+    Whatever the clock of the create's host says.
+    """
     login, stays = SlowLogin(world.sandbox.token), is_doubtful or reusable
     said = "it was taken out of the queue meanwhile; nothing was sent" if stays else "its key is used up"
-    async with world.client(auth=login) as client, world.client(world.store()) as other:
+    own = world.client(auth=login, utcnow=lambda: world.utcnow() + timedelta(seconds=ahead))
+    async with own as client, world.client(world.store()) as other:
         if is_doubtful:
             async with between_others(other):
                 world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
@@ -560,6 +566,27 @@ async def test_a_create_does_not_send_what_was_taken_back_while_it_waited(
         if stays:
             await client.collections.create(PHONE_NUMBER, 1000, idempotency_key="a")
             assert world.sent == sent + 1
+
+
+async def test_a_create_that_waits_for_another_of_its_kind_does_not_send_what_was_taken_back(world: World) -> None:
+    """It has not looked at its record yet."""
+    login = SlowLogin(world.sandbox.token)
+    async with world.client(auth=login) as client, world.client(world.store()) as other:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        create = partial(client.collections.create, PHONE_NUMBER, 1000)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(create, idempotency_key="b"))
+            await anyio.sleep(1)
+
+            async def take_back() -> None:
+                await anyio.sleep(1)
+                await other.payments.cancel("a", note="no", reusable=True)
+                login.opened.set()
+
+            tasks.start_soon(take_back)
+            with pytest.raises(StoreError, match="taken out of the queue meanwhile"):
+                await create(idempotency_key="a")
+        assert (world.sent, await state(client, "a")) == (1, PaymentState.NOT_SENT)
 
 
 async def test_a_key_that_was_taken_back_once_is_tried_again_like_any_other(world: World, client: AsyncClient) -> None:

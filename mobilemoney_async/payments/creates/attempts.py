@@ -84,6 +84,7 @@ class RecordedAttempts:
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
+    since: int | None = None  # as of `begin_payment`
     is_current: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
 
@@ -126,6 +127,7 @@ class RecordedAttempts:
                 sent_at=sent_at,
                 lives=lives + REQUEST_MARGIN,
                 asked_at=self.asked_at,
+                since=self.since,
             )
 
         def note(begun: Begun | None) -> None:

@@ -58,6 +58,7 @@ def begin_payment(
     sent_at: datetime,
     lives: float,
     asked_at: datetime | None = None,
+    since: int | None = None,
 ) -> Begun | None:
     """Record that a payment is about to be sent, and return the attempt; None if another was faster.
 
@@ -70,16 +71,17 @@ def begin_payment(
         sent_at: Now.
         lives: The longest that the request can be on its way, seconds.
         asked_at: As of `withdrawal`.
+        since: Of a caller's create, the number of the first entry of the payment's history after it began.
 
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
         AccountSuspended: The account begins no payment now.
         StoreError: Another release has changed the tables since this process began; or someone has taken the payment
-            out of the queue since `asked_at`, and was told that it is not sent.
+            out of the queue from `since` on, and was told that it is not sent.
     """
     checks = guard.parameters(journal, request, sent_at)
     beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
-    begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at)
+    begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at, since)
     if begun is None:
         # Read after the database has refused the row: because of a duplicate, or of the key itself.
         duplicate = journal.find_duplicate(request)
@@ -117,7 +119,7 @@ class _Beginning:
         self._require_allowed(found)
         return Begun(1)
 
-    def send_again(self, expected: int, asked_at: datetime | None) -> Begun | None:
+    def send_again(self, expected: int, asked_at: datetime | None, since: int | None) -> Begun | None:
         """Begin another attempt in a row, or return None if the row or a duplicate forbids it."""
         journal, request = self.journal, self.request
         self._require_allowed(journal.execute(_CHECKS, self.checks).one())
@@ -129,7 +131,7 @@ class _Beginning:
         if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
             return None
         was_queued = row.state == PaymentState.QUEUED
-        if asked_at is not None and not was_queued and journal.was_taken_out(row, since=asked_at):
+        if since is not None and not was_queued and journal.was_taken_out(request.key, since=since):
             said = "it was taken out of the queue meanwhile; nothing was sent"
             raise StoreError(f"payment {request.key!r}: {said}", outcome="not_sent")
         values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}

@@ -84,6 +84,7 @@ class _Progress:
     earlier: PaymentRecord | None = None
     on_sending: Callable[[], object] | None = None
     asked_at: datetime | None = None
+    since: int | None = None  # as of `begin_payment`
     attempts: RecordedAttempts | None = None
 
     @property
@@ -172,6 +173,10 @@ class IdempotentCreates:
     ) -> Acknowledgement:
         kind = (request.type, request.phone_number, request.amount)
         async with AsyncExitStack() as locks:
+            is_held = self._store.locks.is_held
+            if progress.asked_at is not None and (is_held(request.key) or is_held(kind)):
+                # A payment that is taken out of the queue during this wait is not sent either.
+                progress.since = await self._store.read(lambda journal: journal.next_entry(request.key))
             # Always the key first: two creates cannot wait for each other.
             await locks.enter_async_context(self._store.locks.hold(request.key))
             await locks.enter_async_context(self._store.locks.hold(kind))
@@ -187,6 +192,7 @@ class IdempotentCreates:
                     self._pipeline.utcnow,
                     on_sending=progress.on_sending,
                     asked_at=progress.asked_at,
+                    since=progress.since,
                     is_current=self._recovery.binding.is_current,
                     limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
                 )
@@ -217,7 +223,8 @@ class IdempotentCreates:
         await self._store.flush(key=request.key)
         pause, has_looked = _FIRST_LOOK, False
         while True:
-            record, acknowledgement, facts = await self._look_up(request)
+            is_first = progress.asked_at is not None and progress.since is None
+            record, acknowledgement, facts = await self._look_up(request, first=progress if is_first else None)
             progress.earlier, progress.is_waiting = record, False
             if acknowledgement is not None:
                 return None, acknowledgement
@@ -308,13 +315,15 @@ class IdempotentCreates:
         ) from cause
 
     async def _look_up(
-        self, request: PaymentRequest
+        self, request: PaymentRequest, *, first: _Progress | None = None
     ) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
         # Now: a transaction that others share may begin before the work.
         newest = self._store.newest
 
         def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
             facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request, newest)
+            if first is not None:  # before its record is read: what comes in between counts
+                first.since = journal.next_entry(request.key) if has_conflicts else 0
             if not has_conflicts:
                 return None, None, facts
             record, acknowledgement = journal.look_up(request)

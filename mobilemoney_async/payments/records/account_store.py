@@ -56,6 +56,10 @@ class KeyedLock:
             if not lock.locked():
                 self._locks.pop(place, None)
 
+    def is_held(self, name: Hashable) -> bool:
+        """Return whether this event loop holds the lock of a name."""
+        return (current_token(), name) in self._locks
+
     def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
         """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
         here = current_token()

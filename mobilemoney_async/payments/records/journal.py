@@ -147,10 +147,17 @@ class Journal:
         record, text = to_record(row), row.acknowledgement
         return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
 
-    def was_taken_out(self, row: sa.Row[Any], *, since: datetime) -> bool:
-        """Return whether someone has taken a payment out of the queue since a time, as only its history says."""
-        names = {"of_account": self.account, "of_key": row.key, "of_at": since}
-        return row.changed_at > since and self.execute(sql.TAKEN_OUT, names).first() is not None
+    def next_entry(self, key: str) -> int:
+        """Return the number of the next entry of a payment's history, also of one without a record."""
+        return int(run(self.connection, sql.NEXT_ENTRY, {"of_account": self.account, "of_key": key}).scalar_one())
+
+    def was_taken_out(self, key: str, *, since: int) -> bool:
+        """Return whether an entry of the history, from a number on, takes the payment out of the queue.
+
+        Numbers tell before from after, whatever the clocks of the processes say.
+        """
+        names = {"of_account": self.account, "of_key": key, "of_number": since}
+        return self.execute(sql.TAKEN_OUT, names).first() is not None
 
     def _as_kept(self, kept: str, number: str) -> str:
         """Return a number as a record shows it: erased, where its own is."""
