@@ -371,6 +371,19 @@ async def test_a_list_that_may_be_another_merchants_shows_no_loss(sqlite_file_ur
         await world.pay(client, [strange])
 
 
+async def test_a_payment_of_unchecked_credentials_does_not_vouch_for_them(sqlite_file_url: str) -> None:
+    """Another merchant's token knows the collection that went out with it while the inquiry was away."""
+    world = two_merchants(sqlite_file_url)
+    async with world.client() as client, world.client(auth=OTHER_TOKEN) as other:
+        await world.pay(client, [order("collections", "first", 1)])
+        world.service.answer_lookup = lambda request: error(503, None)
+        await world.pay(other, [order("collections", "strange", 2)])
+        world.service.answer_lookup = lambda request: None
+        await anyio.sleep(2 * GRACE)
+        assert "another merchant" in str(await world.attempt(other, order("disbursements", "second", 3)))
+        await world.pay(client, [order("disbursements", "second", 3)])
+
+
 async def test_a_transaction_of_another_amount_ends_no_payment(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ class RecordedAttempts:
     asked_at: datetime | None = None  # as of `withdrawal`
     since: int | None = None  # as of `begin_payment`
     is_current: Callable[[], bool] = lambda: True
+    is_checked: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
 
     async def sending(self, lives: float) -> float:
@@ -128,6 +129,7 @@ class RecordedAttempts:
                 lives=lives + REQUEST_MARGIN,
                 asked_at=self.asked_at,
                 since=self.since,
+                is_unchecked=not self.is_checked(),
             )
 
         def note(begun: Begun | None) -> None:

@@ -59,6 +59,7 @@ def begin_payment(
     lives: float,
     asked_at: datetime | None = None,
     since: int | None = None,
+    is_unchecked: bool = False,
 ) -> Begun | None:
     """Record that a payment is about to be sent, and return the attempt; None if another was faster.
 
@@ -72,6 +73,7 @@ def begin_payment(
         lives: The longest that the request can be on its way, seconds.
         asked_at: As of `withdrawal`.
         since: Of a caller's create, the number of the first entry of the payment's history after it began.
+        is_unchecked: Whether the credentials could not be checked.
 
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
@@ -80,7 +82,9 @@ def begin_payment(
             out of the queue from `since` on, and was told that it is not sent.
     """
     checks = guard.parameters(journal, request, sent_at)
-    beginning = _Beginning(journal, guard, request, sent_at, sent_at + timedelta(seconds=lives), checks)
+    times = {"sent_at": sent_at, "stale_at": sent_at + timedelta(seconds=lives), "changed_at": sent_at}
+    columns = {"state": PaymentState.SENDING, "stops_kind": True, "is_unchecked": is_unchecked, **times}
+    beginning = _Beginning(journal, guard, request, sent_at, columns, checks)
     begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at, since)
     if begun is None:
         # Read after the database has refused the row: because of a duplicate, or of the key itself.
@@ -101,18 +105,13 @@ class _Beginning:
     guard: DuplicateGuard
     request: PaymentRequest
     sent_at: datetime
-    stale_at: datetime
+    columns: Mapping[str, Any]  # which change with each attempt
     checks: Mapping[str, Any]
-
-    @property
-    def _columns(self) -> Mapping[str, Any]:
-        times = {"sent_at": self.sent_at, "stale_at": self.stale_at, "changed_at": self.sent_at}
-        return {"state": PaymentState.SENDING, "stops_kind": True, **times}
 
     def insert(self) -> Begun | None:
         """Make a row, or return None if a unique index forbids it."""
         new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": self.sent_at}
-        values = {**request_columns(self.journal.account, self.request), **new, **self._columns, **self.checks}
+        values = {**request_columns(self.journal.account, self.request), **new, **self.columns, **self.checks}
         found = run(self.journal.connection, _insertion(self.journal.dialect), values).one_or_none()
         if found is None:
             return None
@@ -134,7 +133,7 @@ class _Beginning:
         if since is not None and not was_queued and journal.was_taken_out(request.key, since=since):
             said = "it was taken out of the queue meanwhile; nothing was sent"
             raise StoreError(f"payment {request.key!r}: {said}", outcome="not_sent")
-        values = {**self._columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
+        values = {**self.columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
         nothing = ("walked_at", "candidates", "ended_at", "error", "is_certain", "looked_at", "look_passed")
         values |= {**dict.fromkeys(nothing), "next_look_at": None, **reason_columns(None)}
         try:

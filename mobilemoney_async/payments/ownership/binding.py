@@ -192,6 +192,10 @@ class Binding:
         is_same = self._named is None or None is not self._named.name == self._memory.admitted
         return is_same and (pays or anyio.current_time() < self._memory.admitted_until)
 
+    def is_checked(self) -> bool:
+        """Return whether the credentials that `is_current` allows are known to be the account's."""
+        return self._memory.admitted_until == math.inf
+
     async def admit(self) -> None:
         """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
         facts = await self.read()
@@ -343,7 +347,8 @@ def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     """Return the newest payment with a transaction that was acknowledged to us until a time, or else the oldest one."""
     columns = payments.c
     own = sa.select(payments).where(
-        columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)
+        *(columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)),
+        columns.is_unchecked.is_not(True),  # else another merchant's credentials would know a transaction of their own
     )
     settled = own.where(columns.sent_at <= settled_at).order_by(columns.sent_at.desc())
     oldest = own.where(columns.sent_at.is_not(None)).order_by(columns.sent_at)
