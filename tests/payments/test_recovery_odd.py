@@ -371,6 +371,22 @@ async def test_a_list_that_may_be_another_merchants_shows_no_loss(sqlite_file_ur
         await world.pay(client, [strange])
 
 
+@pytest.mark.parametrize("kind", ["collections", "disbursements"])
+async def test_payments_wait_for_one_check_of_their_credentials(sqlite_file_url: str, kind: str) -> None:
+    """Not each for a check of its own, one after the other, where the inquiry is away."""
+    world = two_merchants(sqlite_file_url)
+    async with world.client() as client, world.client(auth=OTHER_TOKEN) as other:
+        await world.pay(client, [order("collections", "first", 1)])
+        world.service.answer_lookup = lambda request: error(503, None)
+        for count in (1, 4):
+            world.service.lookups, began_at = 0, anyio.current_time()
+            async with anyio.create_task_group() as tasks:
+                for each in range(count):
+                    tasks.start_soon(world.attempt, other, order(kind, f"{count}.{each}", 10 * count + each))
+            took = anyio.current_time() - began_at
+            assert (world.service.lookups, took < 20) == (4, True)
+
+
 async def test_a_payment_of_unchecked_credentials_does_not_vouch_for_them(sqlite_file_url: str) -> None:
     """Another merchant's token knows the collection that went out with it while the inquiry was away."""
     world = two_merchants(sqlite_file_url)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 import attrs
 import sqlalchemy as sa
+from anyio.lowlevel import current_token
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
@@ -212,32 +213,51 @@ class Binding:
         if facts.host not in {None, self._host}:
             foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
             raise self._foreign(foreign) from foreign
-        try:
-            async with self._store.locks.hold(("credentials",)):
-                known = self._memory.foreign
-                if self.has_vault and known is not None and known[0] == name and anyio.current_time() < known[2]:
-                    raise ForeignError(*known[1:])  # nothing is asked with them again
-                merchant_id = await self.look_up_own(facts)
-        except ForeignError as exc:
-            self._memory.foreign = name, str(exc), exc.until
+        merchant_id, failure = await self._check(facts, name)
+        if isinstance(failure, ForeignError):
+            self._memory.foreign = name, str(failure), failure.until
             if self._named is not None:
                 self._named.doubt()
-            raise self._foreign(exc) from exc
-        except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
-            raise  # the payment would be refused, too
-        except MobileMoneyError as exc:
+            raise self._foreign(failure) from failure
+        if failure is not None:
             if is_lenient:
                 return False
             raise wait(
-                f"was never used with these credentials, which could not be checked: {exc} (if they are of the same "
-                "merchant, mobilemoney payments rebind accepts them)"
-            ) from exc
+                f"was never used with these credentials, which could not be checked: {failure} (if they are of the "
+                "same merchant, mobilemoney payments rebind accepts them)"
+            ) from failure
         if name != await self._name_credentials():
             return None
         if merchant_id is not None:
             names = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
             await self.save(host=self._host, credentials=" ".join(names), merchant_id=merchant_id or facts.merchant_id)
         return True
+
+    async def _check(self, facts: AccountFacts, name: str) -> tuple[str | None, Exception | None]:
+        """Return the result of `look_up_own`, or its error, except for those with which a payment is refused, too.
+
+        One look-up at a time: those that wait for it share its result, and its time-out.
+        """
+        known, checks = self._memory.foreign, self._store.checks
+        if self.has_vault and known is not None and known[0] == name and anyio.current_time() < known[2]:
+            return None, ForeignError(*known[1:])  # nothing is asked with them again
+        place, mine = ("credentials", name), (current_token(), name)  # a `ForeignError` has a time of this loop's
+        before = checks.get(mine)
+        try:
+            async with self._store.locks.hold(place):
+                result: tuple[str | None, Exception | None] | None = checks.get(mine)
+                if result is None or result is before:  # else it is from a look-up that ended during this wait
+                    try:
+                        result = await self.look_up_own(facts), None
+                    except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
+                        raise
+                    except (ForeignError, MobileMoneyError) as exc:
+                        result = None, exc
+                    checks[mine] = result
+                return result
+        finally:
+            if not self._store.locks.is_held(place):
+                checks.pop(mine, None)
 
     async def require_not_foreign(self) -> None:
         """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
