@@ -182,6 +182,7 @@ def import_as(key: str) -> Work:
         "note": "from the books",
         "now": LATER,
         "wait": timedelta(minutes=2),
+        "dates": (),
     }
     return lambda journal: imports._import(journal, key=key, transaction=SEEN_TWO, **given)
 

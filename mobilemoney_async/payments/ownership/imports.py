@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
 import attrs
+import sqlalchemy as sa
 
+from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import international, may_be_number, shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
@@ -16,9 +18,18 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
-from mobilemoney_async.payments.ownership.matching import contradictions, query_for
+from mobilemoney_async.payments.ownership.matching import (
+    ClockSample,
+    Skew,
+    contradictions,
+    estimate_skew,
+    own_samples,
+    query_for,
+    read_sample,
+)
 from mobilemoney_async.payments.ownership.reconciliation import adopt
 from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.due import comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
@@ -31,6 +42,8 @@ from mobilemoney_async.values import normalise_amount, normalise_phone_number, v
 # Transactions that are fetched one by one, rather than listed.
 _FEW = 10
 _DAY = timedelta(days=1)
+# Own payments that show the service's clock, and how old they may be.
+_WITNESSES, _WEEK = 5, timedelta(days=7)
 
 
 async def import_transactions(
@@ -40,19 +53,22 @@ async def import_transactions(
     pipeline = unhurried(pipeline)
     known = await store.read(lambda journal: lines_of(journal, keys.values()))
     times = [each.shown.created_at for each in known.values() if each.shown.created_at is not None]
-    rows: dict[str, Transaction] = {}
+    rows, dates = dict[str, Transaction](), list[ClockSample]()
     if len(keys) > _FEW and times:
         first_day = shift(min(times), -_DAY).date()
         walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
-        rows = {row.id: row for row in walk.rows}
+        rows, dates = {row.id: row for row in walk.rows}, [*walk.dates]
     wait = store.settles_after(pipeline.options.timeout)
     done: list[PaymentRecord] = []
     for key, name in keys.items():
         row = rows.get(name)
         if row is None:
-            row = (await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name})).transaction
+            facts, asked_at = AnswerFacts(), pipeline.utcnow()
+            answer = await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name}, facts=facts)
+            row, sample = answer.transaction, read_sample(facts.date, began_at=asked_at, ended_at=pipeline.utcnow())
+            dates += [] if sample is None else [sample]
         number = phone_numbers.get(name) or international(row.phone_number)
-        work = partial(_import, key=key, transaction=row, number=number, note=note, wait=wait)
+        work = partial(_import, key=key, transaction=row, number=number, note=note, wait=wait, dates=dates)
         done.append(await store.decide_about(key, work, pipeline.utcnow))
     return done
 
@@ -66,6 +82,7 @@ def _import(
     number: str | None,
     note: str,
     wait: timedelta,
+    dates: Sequence[ClockSample],
 ) -> PaymentRecord:
     """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
     record, name = journal.find(key, lock=True), transaction.id
@@ -79,7 +96,9 @@ def _import(
         raise _refused(f"transaction {name} is payment {owner.key!r} already")
     known, made_at = lines_of(journal, [name]).get(name), transaction.created_at
     if known is None or known.shown.status == "":  # no list has shown it
-        is_young, kind = made_at is not None and now < shift(made_at, wait), transaction.type
+        skew = _own_skew(journal, now) or estimate_skew(dates)
+        settled_at = None if made_at is None else shift(made_at, wait - (skew.low if skew else timedelta(0)))
+        is_young, kind = settled_at is not None and now < settled_at, transaction.type
     else:
         is_young, kind = now < known.due_at and not known.shown.is_gap, known.shown.type
         shown = international(transaction.phone_number)
@@ -96,6 +115,15 @@ def _import(
     if isinstance(adopted, StoreError):
         raise adopted  # someone has given it to another payment at this moment: nothing was changed here
     return adopted
+
+
+def _own_skew(journal: Journal, now: datetime) -> Skew | None:
+    """Return how far the service's clock is ahead, as the latest own payments with a final state show it."""
+    columns = payments.c
+    recent = columns.sent_at.between(shift(now, -_WEEK), now), columns.transaction.is_not(None)
+    latest = sa.select(payments).where(columns.account == journal.account, *recent, *comparable(columns))
+    found = journal.execute(latest.order_by(columns.sent_at.desc()).limit(_WITNESSES))
+    return estimate_skew(own_samples((each, each.transaction) for each in map(to_record, found)))
 
 
 def assign(
