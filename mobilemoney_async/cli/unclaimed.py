@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -244,7 +244,7 @@ def audit(
 
     found = run_with_service(work, service, **writers(others_pay=others_pay))
     if as_json:
-        output.print_json(_plain(found))
+        output.print_json(output.plain(found, unmasked=False))
     elif as_csv:
         print_audit_as_csv(found)
     else:
@@ -338,17 +338,9 @@ def _shown(amount: Decimal | None) -> str:
     return "not shown" if amount is None else f"{amount:,f}"
 
 
-def _plain(report: AuditReport) -> dict[str, Any]:
-    """Return an audit as JSON data, with its reasons as they are: the ids in them read like tokens."""
-    data: dict[str, Any] = output.plain(report, unmasked=False)
-    for row, each in zip(data["differences"], report.differences, strict=True):
-        row["reason"] = each.reason
-    return data
-
-
 def print_audit_as_csv(report: AuditReport) -> None:
     """Print an audit as CSV: a row for each total, then for each difference."""
-    data = _plain(report)
+    data = output.plain(report, unmasked=False)
     rows = [{"kind": "total", "amount": each["gross"], **each} for each in data["totals"]] + data["differences"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(_CSV_HEADER)

@@ -248,6 +248,18 @@ def test_ids_stay_readable_in_masked_data() -> None:
     assert data["transaction"]["external_id"] == "order-7"
 
 
+def test_ids_stay_readable_in_a_masked_audit() -> None:
+    """An operator works with it: its reasons name transactions and keys that read like secrets."""
+    name, key = "0b9c8f0e-5d0c-4d8e-9f43-2f6a1c7b9d10", "order-2026-11-28-000000017"
+    reason = f"no payment claims transaction {name} (SUCCESS), which may be payment {key!r}: that is UNKNOWN"
+    found = audit_report.difference(audit_report.DifferenceKind.UNCLAIMED, reason)
+    total = audit_report.totals_of([Transaction.from_dict(samples.settled(status="SENT_TO_255680000001"))])
+    days: dict[str, Any] = {"from_date": NOON.date(), "to_date": NOON.date()}
+    report = audit_report.AuditReport(transactions=1, payments=1, differences=[found], totals=total, **days)
+    assert json.loads(report.to_json(mask=True))["differences"][0]["reason"] == reason
+    assert "680000001" not in report.to_json(mask=True) + repr(report)
+
+
 WRONG: list[tuple[Any, str]] = [
     (None, "expected an object at $"),
     ([], "expected an object at $"),

@@ -29,7 +29,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
-from mobilemoney_async.text import shown_text
+from mobilemoney_async.text import shown_text, text_repr
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
@@ -75,7 +75,7 @@ class Difference(Data):
 
     Attributes:
         kind: Its kind.
-        reason: The difference, in words.
+        reason: The difference, in words. Masked data shows the ids and keys in it, which may read like secrets.
         advice: The next step.
         commands: The command lines for it, each as the arguments of ``mobilemoney``.
         key: The payment's idempotency key, or None.
@@ -84,7 +84,7 @@ class Difference(Data):
     """
 
     kind: DifferenceKind
-    reason: str
+    reason: str = attrs.field(metadata={"is_ours": True})
     advice: str
     key: str | None = None
     transaction_id: str | None = None
@@ -106,8 +106,8 @@ class AuditTotal(Data):
         net: The sum that was settled, TZS; None if the list does not show it for each of them.
     """
 
-    type: str
-    status: str
+    type: str = attrs.field(repr=text_repr)
+    status: str = attrs.field(repr=text_repr)
     settlement_batch: str | None
     count: int
     gross: Decimal
