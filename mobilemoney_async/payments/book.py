@@ -419,7 +419,10 @@ def lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:
         record = lost
     elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
         state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
-        raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")
+        said = f"payment {key!r} is {state}, not unknown or absent"
+        if record.state is PaymentState.RELEASED:
+            said += "; if it exists after all: mobilemoney payments recover KEY=TRANSACTION_ID --note TEXT"
+        raise StoreError(said, outcome="not_sent")
     return record
 
 

@@ -46,6 +46,8 @@ async def fill(world: World) -> None:
             await client.collections.create(**ORDER, idempotency_key="released")
         await world.advance(125)
         await client.payments.confirm_absent("released", note="asked")
+        with pytest.raises(StoreError, match=r"RELEASED, not .* if it exists after all: .* recover KEY="):
+            await client.payments.identify("released", world.made[0], note="it exists")
     async with world.client(auth=world.sandbox.issue_token(["read"])) as client:
         with pytest.raises(MobileMoneyError):
             await client.disbursements.create(phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
