@@ -14,7 +14,7 @@ from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio
+from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio, write
 
 
 @pytest.fixture
@@ -147,6 +147,19 @@ async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
     monkeypatch.setattr("mobilemoney_async.payments.feed.feed.read_changes", prune_and_read)
     with pytest.raises(InvalidCursor, match="behind"):
         await anext(client.payments.changes(after=first.cursor))
+
+
+async def test_what_another_account_holds_back_is_pruned_here(world: World, client: AsyncClient) -> None:
+    """Of a payment with the same key."""
+    async with world.client(world.store(account="other")) as other:
+        for each in (client, other):
+            await enqueue(each, "a")
+            await each.payments.cancel("a", note="no")
+        (change,) = await take(other.payments.changes(consumer="books", start="oldest"), 1)
+        await change.failed("away")
+        await write(world, lambda journal: prune_changes(journal, world.utcnow() + timedelta(days=1)))
+        left = [[change async for change in each.payments.changes(forever=False)] for each in (client, other)]
+        assert [keys(found) for found in left] == ["", "aa"]
 
 
 # What `done` and `failed` count for
