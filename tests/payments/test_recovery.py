@@ -424,7 +424,7 @@ def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
 
 
 def test_a_forgotten_transaction_stops_no_payment_of_another_kind() -> None:
-    """Also where one of its kind is not claimed, and stops nothing, since it fits no payment."""
+    """Also where one of its kind is not claimed, and stops nothing, since it fits no payment; others fit one."""
     engine = sa.create_engine("sqlite://")
     schema.METADATA.create_all(engine)
     request = PaymentRequest(key="k", type=TransactionType.COLLECTION, phone_number="+255780000789", amount="1000")
@@ -434,6 +434,10 @@ def test_a_forgotten_transaction_stops_no_payment_of_another_kind() -> None:
         journal = Journal(connection, "a")
         checks = guard.parameters(journal, request, NOON)
         insert_line(connection, account="a", transaction_id="tx-2", number_digest=checks["of_digest"])
+        others = ({"number_digest": "another"}, {"amount": "1001"}, {"type": "disbursement"}, {"state": "explained"})
+        for name, other in enumerate(others, 3):
+            line = {"number_digest": checks["of_digest"], "fits_key": "old", **other}
+            insert_line(connection, account="a", transaction_id=f"tx-{name}", **line)
         guard.require_unsuspected(journal, request, "tx-2", checks)
     engine.dispose()
 
@@ -540,6 +544,17 @@ async def test_the_store_of_one_merchant_does_not_serve_another(store_url: str, 
 
 
 OTHER_HOST = "https://sandbox.second.example/v1"
+
+
+@pytest.mark.parametrize("other", [{"base_url": OTHER_HOST}, {"auth": "token.of.a.trial"}], ids=str)
+async def test_an_account_may_move_before_its_first_payment(sqlite_file_url: str, other: dict[str, str]) -> None:
+    """The first payment is bound to its host and token, and no later one looks a transaction up for them."""
+    world = make_world(sqlite_file_url)
+    async with world.client(**other) as client:
+        await client.payments.reconcile()
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "a", 1), order("collections", "b", 2)])
+    assert "lookup" not in {event.what for event in world.service.log}
 
 
 async def _records(world: World) -> list[Any]:
