@@ -116,6 +116,7 @@ async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str,
         assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
         record = await world.get(client, "k")
         assert (record.state, record.candidates) == (PaymentState.UNKNOWN, (world.made("k")[0],))
+        assert record.history[-1].detail == record.candidates[0]
         await client.payments.identify("k", record.candidates[0], note="Asha found the receipt")
         assert isinstance(await world.attempt(client, asked), Acknowledgement)
         assert world.posts("k") == 1
@@ -256,7 +257,9 @@ async def test_a_soft_refusal_of_a_new_merchant(world: World, client: AsyncClien
         assert isinstance(again, Acknowledgement), again
     else:
         assert isinstance(again, OutcomeUnknown), again
-        assert is_openly_unknown(await world.get(client, "k"))
+        record = await world.get(client, "k")
+        assert is_openly_unknown(record)
+        assert record.history[-1].detail == record.reason
         assert world.posts("k") == 1
         await world.confirm(client, "k")
         assert isinstance(await world.attempt(client, asked), Acknowledgement)
