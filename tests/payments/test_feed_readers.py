@@ -209,6 +209,18 @@ async def test_a_change_that_is_held_back_is_not_waited_for(client: AsyncClient,
     assert await behind(client) == (0, "ac")
 
 
+async def test_a_change_comes_again_on_time_whatever_came_between(client: AsyncClient, feed: Any) -> None:
+    """Two seconds after it failed."""
+    await enqueue(client, "a")
+    (first,) = await take(feed, 1)
+    await first.failed("away")
+    began = anyio.current_time()
+    await anyio.sleep(1.5)
+    await enqueue(client, "b")
+    assert keys(await take(feed, 2)) == "ba"
+    assert anyio.current_time() - began < 2.1
+
+
 async def test_done_counts_for_what_was_handed_out_before_it_and_for_nothing_else(
     client: AsyncClient, feed: Any
 ) -> None:
