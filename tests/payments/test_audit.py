@@ -81,6 +81,9 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         world.sandbox.script(faults.lost(processed=False), on="c2b")
         with pytest.raises(OutcomeUnknown):
             await pay(client, 5000)
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await pay(client, 9000)
         await finish(other)
         change(world, "k2000", amount="2001")
         change(world, "k3000", transaction_id="txn_gone", sent_at=world.utcnow() - timedelta(seconds=20))
@@ -91,6 +94,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
         (hidden,) = (each.reason for each in report.differences if (each.kind, each.key) == ("missing", "k80"))
         commands = {(str(each.kind), each.key): each.commands for each in report.differences}
+        may_be_it = next(each.commands for each in report.differences if "may be payment 'k9000'" in each.reason)
     assert "follow it" in advice["k4000"] and "ask the service" in advice["k6000"]
     assert ("unclaimed", None) in found
     assert ("paid_twice", "k1000") in found
@@ -101,6 +105,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
     assert ("unresolved", "k5000") in found
     assert all(each.reason and each.advice for each in report.differences)
     assert commands["unresolved", "k5000"] == (("payments", "reconcile"),)
+    assert [each[:3] for each in may_be_it] == [("payments", "reconcile"), ("payments", "identify", "k9000")]
     assert commands["missing", "k3000"] == (("payments", "show", "k3000"),)
     assert commands["paid_twice", "k1000"][0][:2] == commands["unclaimed", None][0][:2] == ("payments", "explain")
     assert commands["state", "k4000"][0][0] == "watch"
