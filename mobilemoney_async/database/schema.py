@@ -121,7 +121,7 @@ payments: sa.Table = _account_table(
     sa.Column("named_id", sa.Text),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
-    # Of a refusal: the service's code, or the HTTP status.
+    # Of an attempt that failed: the service's code, or the HTTP status.
     sa.Column("code", sa.Text),
     # Why it is open, and what that is about; the last complete listing that did not show it, and whether that showed
     # the payments around it; the time before which no other listing is worth its requests.

@@ -66,7 +66,7 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
         values["error"] = entry.detail and shorten(entry.detail)
     if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
-        values["code"] = entry.code and shorten(entry.code) if target is PaymentState.REFUSED else None
+        values["code"] = entry.code and shorten(entry.code)
     if entry.event is PaymentEvent.LOSE:
         # A listing that began before the request ended proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
