@@ -16,6 +16,7 @@ from mobilemoney_async import (
     AsyncClient,
     DuplicateSuspected,
     InvalidRequest,
+    PaymentCause,
     PaymentState,
     SQLStore,
     StoreError,
@@ -500,6 +501,20 @@ async def test_the_list_of_unclaimed_transactions(world: World, client: AsyncCli
     for state in wrong:
         with pytest.raises(InvalidRequest, match="state must be"):
             await client.payments.unclaimed(state)
+
+
+async def test_a_match_of_a_kind_that_another_system_pays_is_for_someone_to_decide(sqlite_file_url: str) -> None:
+    """Once three rows within a week have shown that there is one."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await begin(world, client)
+        theirs = [world.service.make("collection", number(last), "5000") for last in range(1, 4)]
+        await world.read(client)
+        await client.payments.explain(theirs[0].id, note="Asha's till")
+        await world.lose(client, order("collections"), made=True)
+        await world.reconcile(client, GRACE + MINUTE)
+        record = await world.get(client, "k")
+    assert (record.state, record.cause) == (PaymentState.UNKNOWN, PaymentCause.OTHER_SYSTEM)
 
 
 async def test_the_digest_of_a_number_needs_the_key_of_its_database(world: World) -> None:
