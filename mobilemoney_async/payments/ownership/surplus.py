@@ -144,7 +144,7 @@ def find_unclaimed(journal: Journal, state: str | None, now: datetime) -> list[U
     Open is the surplus, once nothing of ours can be on its way that it may be, and at once what the store has
     forgotten. Of those that a payment has claimed, only what was unclaimed before.
     """
-    lines = find_lines(journal, sa.or_(_columns.explained_at.is_(None), _columns.shown_number != ""))
+    lines = find_lines(journal, _columns.shown_number != "")  # as all but those of which only the word is kept
     open_ones = [line for line in lines if line.shown.state == OPEN]
     left = surplus(open_ones, open_attempts(journal), journal.number_key()) if open_ones else []
     unclaimed = {line.id for line in left if line.is_unclaimed(now)}
