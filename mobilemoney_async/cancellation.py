@@ -1,10 +1,30 @@
-"""Sections that no cancellation interrupts."""
+"""Sections that no cancellation interrupts, and cancellations of others' tasks that interrupt nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 
 import anyio
+
+
+@contextmanager
+def callers_code() -> Iterator[None]:
+    """Run a function of the caller's, which may wait for a task or a future that somebody else cancels.
+
+    asyncio raises its `CancelledError` for that, too, and anyio would end the whole task group in silence. Here it
+    becomes an `Exception`: the `CancelledError` of `concurrent.futures`. A cancellation of this task passes.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        with suppress(RuntimeError):  # no event loop of asyncio's here: nothing of it is cancelled
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() > 0:
+                raise
+        raise CancelledError("a task or a future that it waits for was cancelled") from exc
 
 
 async def shielded(

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from mobilemoney_async.cancellation import callers_code
 from mobilemoney_async.text import id_repr
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -330,7 +331,8 @@ def emit(handler: Handler | None, event: Event) -> None:
     if handler is None:
         return
     try:
-        handler(event)
+        with callers_code():
+            handler(event)
     except Exception:
         logger.exception("the handler of events failed")
 

@@ -1,5 +1,6 @@
 """Events of a client, and that their handler cannot do harm."""
 
+import asyncio
 import logging
 import pickle
 from pathlib import Path
@@ -203,11 +204,12 @@ async def test_the_path_of_a_call_of_ones_own_shows_no_id(
     assert caplog.messages[0].startswith(f"GET {shown}: 502 ")
 
 
-async def test_a_handler_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])  # as by `result()` of such a task
+async def test_a_handler_that_fails_harms_nothing(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """A broken metric does not break a payment; it is logged."""
 
     def fail(event: Event) -> None:
-        raise ZeroDivisionError
+        raise error
 
     async with make_client(FakeTransport(), on_event=fail) as client:
         with caplog.at_level(logging.ERROR, "mobilemoney_async"):

@@ -23,6 +23,7 @@ import anyio
 import attrs
 
 from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidates
+from mobilemoney_async.cancellation import callers_code
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.redaction import names_secret
@@ -232,8 +233,9 @@ class CallbackReceiver:
         if self._verify is None:
             return True
         try:
-            answer = self._verify(body, headers)
-            return (await answer if inspect.isawaitable(answer) else answer) is True
+            with callers_code():
+                answer = self._verify(body, headers)
+                return (await answer if inspect.isawaitable(answer) else answer) is True
         except Exception as exc:  # noqa: BLE001 (a caller's code may raise anything, and its text may quote the body)
             logger.warning("verifying a callback failed: %s", type(exc).__name__)
             return False
@@ -266,7 +268,8 @@ class CallbackReceiver:
             return []
         self._finds -= 1
         try:
-            found = list(dict.fromkeys(await self._find(names)))[:MAX_CANDIDATES]
+            with callers_code():
+                found = list(dict.fromkeys(await self._find(names)))[:MAX_CANDIDATES]
             for transaction_id in found:
                 self.track(transaction_id)
                 self._hint(transaction_id)

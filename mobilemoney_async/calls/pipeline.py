@@ -21,7 +21,7 @@ from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import Suspicions, TokenSource, source_failure
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
-from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
@@ -214,10 +214,11 @@ class Pipeline:
         """Report a refused token to its source and a rejection to the limiter, whether or not this call goes on."""
         if call.token is not None and decision.action in {Action.RENEW_AND_REPLAY, Action.RENEW_AND_RAISE}:
             try:
-                if decision.action is Action.RENEW_AND_RAISE and not renewed:
-                    self.suspicions.report(self.tokens, call.token)
-                else:
-                    self.tokens.rejected(call.token, replacement=renewed)
+                with callers_code():
+                    if decision.action is Action.RENEW_AND_RAISE and not renewed:
+                        self.suspicions.report(self.tokens, call.token)
+                    else:
+                        self.tokens.rejected(call.token, replacement=renewed)
             except Exception as exc:  # noqa: BLE001 (a caller's own source may raise anything)
                 # The call goes on: with another token it is sent, and else it ends by the refusal.
                 logger.warning("a refused token could not be reported: %s", source_failure("auth", exc))
@@ -379,7 +380,8 @@ class Pipeline:
             while True:
                 if admission is not None and not admission.is_current(pays=pays):
                     await admission.admit()  # first: a login with another merchant's password is a request, too
-                token = require_bearer("auth", await self.tokens.token(self._login))
+                with callers_code():
+                    token = require_bearer("auth", await self.tokens.token(self._login))
                 if admission is None or admission.is_current(pays=pays):  # else the vault gave others for that
                     return token
         except Exception as exc:  # a caller's own source may raise anything

@@ -23,7 +23,7 @@ import httpx
 from mobilemoney_async.calls.bodies import read_body
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
-from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.tracebacks import without_frames
@@ -342,9 +342,10 @@ class Wire:
         outer = sys.exception()  # of the caller's, who may pay in an `except` clause
         try:
             url = HiddenText(self.base_url + target)
-            return await self._sender.send(
-                method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight, read=read
-            )
+            with callers_code():  # of a transport or a client of the caller's
+                return await self._sender.send(
+                    method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight, read=read
+                )
         except BaseException as exc:
             if isinstance(exc, MobileMoneyError) or not isinstance(exc, Exception):
                 without_frames(exc, outer)

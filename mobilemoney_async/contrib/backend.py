@@ -21,7 +21,7 @@ import attrs
 
 from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
-from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import (
     OrderState,
@@ -205,6 +205,8 @@ class Backend(anyio.AsyncContextManagerMixin):
                 yield self
             finally:
                 self._tasks = None
+                if tasks.cancel_scope.cancel_called:
+                    logger.error("the backend has ended, since a task of it failed: no order is sent or settled here")
                 await shielded(self._finish_creates, timeout=self._drain)
 
     async def _finish_creates(self) -> None:
@@ -370,7 +372,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         is_settled = change.state in CLOSED and (change.record is None or change.record.state is change.state)
         try:
             if self._on_settled is not None and is_settled:
-                await self._on_settled(change)
+                with callers_code():
+                    await self._on_settled(change)
         except Exception as exc:
             logger.exception("on_settled failed for order %r, and is called again", change.key)
             await change.failed(exc)

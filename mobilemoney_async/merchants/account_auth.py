@@ -6,7 +6,6 @@ then use its result, also if it failed. Accounts never wait for each other.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ import anyio
 
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth, source_failure
+from mobilemoney_async.cancellation import callers_code
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     APIError,
@@ -168,15 +168,13 @@ class AccountAuth:
         """Call the function. A cancelled call leaves it to the next task in line."""
         account = self._store.account
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(self._timeout), callers_code():
                 secret: TokenAuth | LoginAuth | Secret = _hidden(await self._ask(account))
             if isinstance(secret, Secret):
                 return TokenAuth(secret)
             if type(secret) not in {TokenAuth, LoginAuth}:
                 raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", secret)
-        except (Exception, asyncio.CancelledError) as exc:
-            if isinstance(exc, asyncio.CancelledError) and _is_cancelled():
-                raise
+        except Exception as exc:  # noqa: BLE001 (the platform's own; raised for the call)
             self._failed_at = anyio.current_time()
             self._failure = source_failure(f"auth of account {account!r}", exc)
             self._failed(str(self._failure))
@@ -189,9 +187,3 @@ class AccountAuth:
 def _hidden(secret: object) -> Any:
     """Return what the function gave without a text in clear, or its type: the caller's frame may be reported."""
     return secret if type(secret) in {TokenAuth, LoginAuth} else conceal(secret)
-
-
-def _is_cancelled() -> bool:
-    """Return whether this task of asyncio is cancelled, and not one that it waits for, which accounts may share."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

@@ -21,7 +21,7 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async.calls.options import Options, check_clock
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
-from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
@@ -303,7 +303,8 @@ class Merchants:
             warn_of_store(f"account {parts.account!r} has no merchant, and cannot be suspended", exc)
 
     async def _store_of(self, account: str) -> SQLStore:
-        store = self._store if isinstance(self._store, SQLStore) else await self._store(account)
+        with callers_code():
+            store = self._store if isinstance(self._store, SQLStore) else await self._store(account)
         if not isinstance(store, SQLStore):
             raise refuse("store", "a function that returns an SQLStore", store)
         return store.for_account(account)

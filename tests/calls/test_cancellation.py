@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient
+from mobilemoney_async import AsyncClient, OutcomeUnknown
 from mobilemoney_async.calls.limiter import Limiter
 from tests.calls.test_deadline import stage
 from tests.calls.ways import connect
@@ -18,6 +18,7 @@ from tests.support.fakes import (
     LOGIN,
     FakeTransport,
     Hang,
+    Step,
     look_up,
     make_client,
     pay,
@@ -177,6 +178,16 @@ async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> No
     with pytest.raises(asyncio.CancelledError):
         await task
     await pay(client)
+
+
+async def test_a_task_that_the_transport_waits_for_and_others_cancel_fails_the_attempt() -> None:
+    """Nobody cancelled the call, and the payment may have been sent: an error says so."""
+
+    async def answer(sent: object) -> Step:
+        raise asyncio.CancelledError
+
+    with pytest.raises(OutcomeUnknown):
+        await pay(make_client(FakeTransport(answer)))
 
 
 @pytest.mark.soak

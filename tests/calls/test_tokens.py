@@ -1,6 +1,8 @@
 """Sources of the bearer token: one login for all calls, ahead of time, and never hammered."""
 
+import asyncio
 import logging
+from concurrent.futures import CancelledError
 from typing import Any
 
 import anyio
@@ -469,12 +471,14 @@ class Vault(CountingSource):
         self.times -= 1
         if self.times < 0:
             return await super().token(login)
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.result  # type: ignore[no-any-return]
 
 
-NO_TOKENS = [LookupError("sealed-5f3"), OSError("sealed-5f3"), "two-5f3\nlines", "", None, 7, b"bytes"]
+# asyncio's own: of a refresh that others wait for too, and that was cancelled.
+CANCELLED = asyncio.CancelledError("sealed-5f3")
+NO_TOKENS = [LookupError("sealed-5f3"), OSError("sealed-5f3"), CANCELLED, "two-5f3\nlines", "", None, 7, b"bytes"]
 
 
 @pytest.mark.parametrize("result", NO_TOKENS)
@@ -485,7 +489,8 @@ async def test_an_error_of_a_source_of_ones_own_is_a_failure_of_the_wire(result:
         await pay(make_client(transport, auth=Vault(result)))
     assert caught.value.outcome == "not_sent"
     assert "5f3" not in str(caught.value)
-    assert type(caught.value.__cause__) is (type(result) if isinstance(result, Exception) else InvalidRequest)
+    kind = type(result) if isinstance(result, Exception) else InvalidRequest
+    assert type(caught.value.__cause__) is (CancelledError if result is CANCELLED else kind)
     assert transport.sent == []
 
 

@@ -1,5 +1,6 @@
 """The payments of a backend: orders are paid once, answered soon, and known for ever."""
 
+import asyncio
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -96,11 +97,13 @@ class Settled:
 async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Path) -> None:
     """A watcher sees each state once, `on_settled` gets the final one, and the order is known from then on."""
     settled: list[tuple[str | None, str]] = []
+    # The second one as by a task that the merchant's code waits for, and that somebody else has cancelled.
+    failures: list[BaseException] = [RuntimeError("the merchant's code fails once"), asyncio.CancelledError()]
 
     async def on_settled(change: PaymentChange) -> None:
         settled.append((change.key, str(change.status)))
-        if len(settled) == 1:
-            raise RuntimeError("the merchant's code fails once")
+        if failures:
+            raise failures.pop(0)
 
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
         first = await backend.collect("order-1", phone_number=PAYS, amount=1500)
@@ -113,9 +116,9 @@ async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Pat
         assert refused.state is OrderState.PENDING
         assert (await end(backend, "order-2")).reason == "RECIPIENT_NOT_FOUND"
         with anyio.fail_after(20):
-            while len(settled) < 3:
+            while len(settled) < 4:
                 await anyio.sleep(0.05)
-    assert settled == [("order-1", "SUCCESS"), ("order-2", "FAILED"), ("order-1", "SUCCESS")]
+    assert sorted(settled) == [("order-1", "SUCCESS")] * 2 + [("order-2", "FAILED")] * 2
 
 
 async def test_numbers_are_read_as_customers_type_them(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -744,6 +747,25 @@ async def test_an_exception_of_the_block_leaves_it_as_it_is(sandbox: Sandbox, tm
     with pytest.raises(StoreError):
         async with opened(sandbox, tmp_path / "missing"):
             pytest.fail("there is no database")
+
+
+async def test_a_backend_that_ends_by_itself_says_so(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server may drop the error of its lifespan: the log tells that orders are not sent any more."""
+
+    class Broken(BaseException):
+        pass
+
+    async def fail() -> NoReturn:
+        raise Broken
+
+    with pytest.raises(Broken):
+        async with opened(sandbox, tmp_path) as backend:
+            monkeypatch.setattr(backend.client.payments, "reconcile", fail)
+            await anyio.sleep(20)
+    (said,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert said.getMessage().startswith("the backend has ended")
 
 
 @pytest.mark.costly("runs lines of contrib/backend.py that no quick test runs")

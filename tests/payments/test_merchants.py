@@ -8,6 +8,7 @@ import json
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -828,6 +829,17 @@ async def test_a_store_function_that_returns_none_is_refused(sqlite_file_url: st
     given: dict[str, Any] = {"store": store_of}
     async with platform.merchants(sqlite_file_url, **given) as merchants:
         with pytest.raises(InvalidRequest, match="store must be"):
+            await merchants.client("shop-0")
+
+
+async def test_a_cancelled_task_of_the_store_function_is_an_error(sqlite_file_url: str, platform: Platform) -> None:
+    """Nobody cancelled the task that asks for the client."""
+
+    async def store_of(account: str) -> SQLStore:
+        raise asyncio.CancelledError
+
+    async with platform.merchants(sqlite_file_url, store=store_of) as merchants:
+        with pytest.raises(CancelledError):
             await merchants.client("shop-0")
 
 
