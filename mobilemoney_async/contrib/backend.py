@@ -35,6 +35,7 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState
+from mobilemoney_async.payments.records.rows import require_same
 from mobilemoney_async.waiting import task_group
 
 if TYPE_CHECKING:
@@ -282,9 +283,13 @@ class Backend(anyio.AsyncContextManagerMixin):
     # Inside
 
     async def _pay(self, wanted: _Wanted, patience: float, names: _Names | None) -> OrderStatus:
-        order = values.require_key("order", wanted[1])
+        kind, order, number, amount = wanted
+        values.require_key("order", order)
         values.require_seconds("patience", patience, allow_zero=True)
-        known = await self.status(order)
+        record = await self._payments.get(order)
+        if record is not None:
+            require_same(record, kind, number, amount)  # also while its own create waits, or is under way
+        known = None if record is None else read_record(record)
         if self._tasks is None:
             raise values.refuse("backend", "open: use it inside its `async with`")
         # No await from here to the start of the task: another call may have begun it by now, and this one joins it.

@@ -408,6 +408,22 @@ async def test_all_processes_agree_on_an_order_that_waits(sandbox: Sandbox, tmp_
     assert len(sandbox.transactions) == 1
 
 
+async def test_an_order_that_waits_is_no_other_payment(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Another amount, number or type is a conflict at once: the answer shows no payment that was not asked for."""
+    slow = RateLimiter(per_minute=1, burst=1, window=60)
+    async with opened(sandbox, tmp_path, limiter=slow, per_minute=1, drain=0) as backend:
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        await backend.collect("order-2", phone_number=PAYS, amount=2, patience=0)
+        for ask, number, amount in (
+            (backend.collect, PAYS, 3),
+            (backend.collect, STUCK, 2),
+            (backend.disburse, PAYS, 2),
+        ):
+            with pytest.raises(IdempotencyConflict) as caught:
+                await ask("order-2", phone_number=number, amount=amount, patience=0)
+            assert caught.value.idempotency_key == "order-2"
+
+
 @pytest.mark.slow
 async def test_an_order_whose_process_has_died_is_sent_by_another(sandbox: Sandbox, tmp_path: Path) -> None:
     """Once, within a minute, before bulk payouts; a click at another process sends it at once."""

@@ -25,7 +25,7 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, unmatched
 from mobilemoney_async.database.serialization import load, shorten
-from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records import statements as sql
 from mobilemoney_async.payments.records.entries import (
     JournalEntry,
@@ -45,7 +45,7 @@ from mobilemoney_async.payments.records.record import (
     move,
     stops_kind,
 )
-from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest, to_record
+from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest, require_same, to_record
 from mobilemoney_async.text import mask_phone_number, redact
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -134,16 +134,9 @@ class Journal:
         row = self.row(request.key)
         if row is None:
             return None, None
-        pairs = {
-            "type": (row.type, str(request.type)),
-            "phone number": (row.phone_number, self._as_kept(row.phone_number, request.phone_number)),
-            "amount": (row.amount, request.amount),
-            "extra": (row.extra_digest, request.extra_digest),
-        }
-        others = [name for name, (kept, given) in pairs.items() if kept not in {given, UNKNOWN_EXTRA, ERASED_EXTRA}]
-        if others:
-            said = "the idempotency key was used for another payment: nothing was sent"
-            raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
+        number = self._as_kept(row.phone_number, request.phone_number)
+        has_extra = row.extra_digest in {request.extra_digest, UNKNOWN_EXTRA, ERASED_EXTRA}
+        require_same(row, request.type, number, request.amount, has_extra=has_extra)
         record, text = to_record(row), row.acknowledgement
         return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
 

@@ -7,14 +7,16 @@ import hmac
 import json
 import logging
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.serialization import load, load_amount, shorten
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
 
@@ -36,6 +38,26 @@ _AS_THEY_ARE = (
 def digest(key: str, phone_number: str) -> str:
     """Return the digest of a number, ``+`` and digits, under the key of its account."""
     return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
+
+
+def require_same(
+    kept: sa.Row[Any] | PaymentRecord, type: str, phone_number: str, amount: str, *, has_extra: bool = True
+) -> None:
+    """Raise `IdempotencyConflict` if the row or record of a key is another payment than is asked for now.
+
+    A number that was erased agrees with each that is not given as its digest.
+    """
+    is_unknown = kept.phone_number.startswith(ERASED) and not phone_number.startswith(ERASED)
+    agrees = {
+        "type": str(kept.type) == str(type),
+        "phone number": is_unknown or kept.phone_number == phone_number,
+        "amount": Decimal(kept.amount) == Decimal(amount),
+        "extra": has_extra,
+    }
+    others = [name for name, is_same in agrees.items() if not is_same]
+    if others:
+        said = "the idempotency key was used for another payment: nothing was sent"
+        raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}", idempotency_key=kept.key)
 
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
