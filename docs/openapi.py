@@ -18,8 +18,8 @@ from mobilemoney_async.contract import endpoints, models, states
 
 FILE = Path(__file__).parent.parent / "mobilemoney_async" / "sandbox" / "openapi.json"
 REFERENCE = "#/components/schemas/"
-# Fields of our models that the service does not send.
-OWN = {"idempotency_key"}
+# Fields of our models that the contract does not show.
+OWN = {models.Acknowledgement: "idempotency_key", models.TransactionAnswer: "success", models.PageAnswer: "success"}
 
 TEXT = {"type": "string", "minLength": 1}
 PHONE = TEXT | {
@@ -182,8 +182,8 @@ def _open(model: type | None, schema: Mapping[str, Any]) -> dict[str, Any]:
     made = {**schema, "description": text}
     if "enum" in made:
         made |= {"type": "string", "examples": made.pop("enum")}
-    for name in OWN & set(made.get("properties", ())):
-        del made["properties"][name]
+    if model in OWN:
+        del made["properties"][OWN[model]]
     about = dict(_described(fields))
     kinds = {each.name: str(each.type) for each in attrs.fields(model)} if model and attrs.has(model) else {}
     for name, field in made.get("properties", {}).items():

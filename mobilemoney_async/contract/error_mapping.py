@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
 
-from mobilemoney_async.contract.codec import parse_json
+from mobilemoney_async.contract.codec import parse_json, parse_page
 from mobilemoney_async.contract.endpoints import Effect, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.plain import DecodeError
@@ -86,7 +87,11 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
         value = endpoint.read(answer.body)
     except DecodeError as exc:
         raise _map_error(endpoint, answer, exc) from exc
-    if _is_error(value):
+    said: Any = value
+    if isinstance(value, Acknowledgement):  # it does not keep `success`, which no user needs; its body is small
+        with suppress(DecodeError):  # for fields that are none of the contract's: it is one all the same
+            said = parse_page(answer.body.decode(errors="replace").encode())
+    if _is_error(said):
         raise _map_error(endpoint, answer, None)
     if isinstance(value, Acknowledgement) and value.status.strip().casefold() != "success":
         # It names a payment. If it says error in the other shape, that comes first.

@@ -233,6 +233,7 @@ class TransactionAnswer:
 
     transaction: Transaction
     status: str = "success"
+    success: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -242,6 +243,7 @@ class PageAnswer:
     transactions: tuple[Transaction, ...]
     pagination: Pagination
     status: str = "success"
+    success: bool = True
 
     @property
     def is_counted(self) -> bool:

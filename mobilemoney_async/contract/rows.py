@@ -36,6 +36,7 @@ def structure_page(plain: Any) -> RowsAnswer:
         unreadable=tuple(unreadable),
         pagination=page.pagination,
         status=page.status,
+        success=page.success,
     )
 
 

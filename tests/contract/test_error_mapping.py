@@ -5,6 +5,7 @@ import re
 import tracemalloc
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from mobilemoney_async.contract.endpoints import (
     PROFILE,
     REQUEST_OTP,
     Endpoint,
+    read_rows,
     undocumented,
 )
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
@@ -46,6 +48,7 @@ ENDPOINTS: list[Endpoint[Any]] = [
     *(value for value in vars(endpoints).values() if isinstance(value, Endpoint)),
     *(undocumented("POST", "/x", effect) for effect in Effect),
 ]
+EVIDENCE = attrs.evolve(LIST_TRANSACTIONS, read=read_rows)
 STATUSES = [200, 201, 400, 401, 403, 404, 409, 422, 429, 500, 503]
 
 # Contract, section 7.
@@ -148,9 +151,16 @@ class TestDocumentedCodes:
         ("endpoint", "body"),
         [
             (GET_TRANSACTION, samples.found() | {"status": "error"}),
+            (GET_TRANSACTION, samples.found() | {"success": False}),
+            (FIND_TRANSACTION, samples.found(created_at=None) | {"success": False}),
             (CREATE_COLLECTION, samples.acknowledgement(status="error")),
+            (CREATE_COLLECTION, samples.acknowledgement(success=False)),
             (LIST_TRANSACTIONS, samples.page() | {"status": "error"}),
+            (LIST_TRANSACTIONS, samples.page() | {"success": False}),
+            (LIST_TRANSACTIONS, samples.page(samples.transaction(id=7)) | {"success": False}),
+            (EVIDENCE, samples.page({}) | {"success": False}),
             (LOGIN, samples.login(success=False)),
+            (REQUEST_OTP, {"success": False}),
             (PROFILE, {"id": 7, "status": "error"}),
             (PROFILE, {"id": 7, "success": False}),
         ],
@@ -160,6 +170,18 @@ class TestDocumentedCodes:
         error = refused(endpoint, answer(body))
         assert type(error) is APIError
         assert error.code is None
+        assert error.outcome == ("unknown" if endpoint.effect is Effect.MONEY else "refused")
+        odd = refused(endpoint, answer(body | {"message": "\ud800"}))
+        assert (type(odd), odd.outcome) == (UnexpectedResponse, "unknown")
+
+    def test_an_acknowledgement_counts_though_another_field_of_it_cannot_be_read(self) -> None:
+        """Such as a note that is no UTF-8, or of thousands of values; but not if it says error."""
+        body = to_bytes(samples.acknowledgement())[:-1]
+        for odd in (b', "note": "caf\xe9"', b', "note": [' + b"0," * 30_000 + b"0]"):
+            said = read_answer(CREATE_COLLECTION, Answer(status_code=200, body=body + odd + b"}"))
+            assert said.transaction_id == samples.acknowledgement()["transaction_id"]
+        unread = refused(CREATE_COLLECTION, Answer(status_code=200, body=body + b', "note": "\xe9", "success": false}'))
+        assert unread.outcome == "unknown"
 
 
 class TestOtherCodes:
