@@ -49,6 +49,8 @@ class Planner:
         self._backoff = Backoff(longest=30.0)
         self._list_backoff = Backoff(longest=300.0)
         self._lookups_fail = False
+        # After a page's fault one lookup tells whether the trouble is the list's alone.
+        self._is_lookups_turn = False
         self._pages_in_flight = 0
 
     def __len__(self) -> int:
@@ -119,15 +121,13 @@ class Planner:
         if self._pages_in_flight and not self._list.is_known:
             return math.inf
         first = max(self._payments.due.first(), self._backoff.until)
-        if first == math.inf or self._list_backoff.until > first:
-            return first
-        return self._scorer.worth_from(first)
+        return self._scorer.worth_from(first) if first < math.inf and self._uses_list(first) else first
 
     def choose(self, now: float) -> Request | None:
         """Return the request to make now, or None if there is none."""
         if self.ready_at() > now:
             return None
-        uses_list = self._list_backoff.until <= now
+        uses_list = self._uses_list(now)
         if uses_list and not self._list.is_known:
             return Page(1)
         return self._scorer.best(now, uses_list=uses_list)
@@ -158,6 +158,7 @@ class Planner:
         assert isinstance(sent.request, Page)
         self._backoff.clear()
         self._list_backoff.clear()
+        self._is_lookups_turn = False
         self._clock.saw(answer.transactions, now, our_time=our_time)
         places = self._list.observe(sent.request.number, answer, now)
         shown = {
@@ -200,6 +201,7 @@ class Planner:
 
         An unreadable answer is one outside the contract: the next may be the same.
         """
+        self._is_lookups_turn = isinstance(sent.request, Page)
         if isinstance(sent.request, Lookup):
             # The look is used up: a lookup that always fails must not be repeated at once.
             payment = self._payments.get(sent.request.transaction_id)
@@ -236,8 +238,12 @@ class Planner:
 
     # Inside
 
+    def _uses_list(self, at: float) -> bool:
+        return self._list_backoff.until <= at and not self._is_lookups_turn
+
     def _lookup_answered(self) -> None:
         self._backoff.clear()
+        self._is_lookups_turn = False
         if self._lookups_fail:  # the outage was not the list's alone
             self._lookups_fail = False
             self._list_backoff.clear()
