@@ -47,14 +47,7 @@ def redact(text: str, limit: int = 200) -> str:
     """
     text = printable(text[: 8 * limit], 8 * limit)
     # Secrets before decoding too: a decoded quotation mark may end a text too early.
-    text = re.sub(_ESCAPE, _unescape, without_secrets(text))
-    if not text.isascii():  # the digits of all scripts, raised and encircled ones too; and letters of full width
-        from unicodedata import digit, normalize
-
-        text = "".join(str(digit(each, each if each == "…" else normalize("NFKC", each))) for each in text)
-    text = without_secrets(printable(text, 8 * limit))
-    text = re.sub(_LONG_WORD, "[redacted]", text)
-    return printable(re.sub(_NUMBER, _mask_match, text), limit)
+    return printable(_hide(_decode(without_secrets(text), 8 * limit)), limit)
 
 
 def shown_text(text: str) -> str:
@@ -68,8 +61,15 @@ def text_repr(text: str | None) -> str:
 
 
 def shown_id(text: str, limit: int = 64) -> str:
-    """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number."""
-    return text if re.fullmatch(_ID, text) else redact(text, limit)
+    """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number.
+
+    One with escapes stays as it is, where their decoding shows nothing to hide: decoded, it would be another id.
+    """
+    if re.fullmatch(_ID, text):
+        return text
+    shown = printable(text, limit)
+    decoded = _decode(shown, 20 * limit)  # to be seen as a whole: a character may become eighteen
+    return printable(_hide(shown), limit) if len(text) <= limit and _hide(decoded) == decoded else redact(text, limit)
 
 
 def id_repr(text: str | None) -> str:
@@ -88,6 +88,20 @@ def name_lines(lines: Sequence[int]) -> str:
     named = ", ".join("-".join(map(str, run)) for run in runs[:10])
     more = f" and more, {len(lines):,} in all" if runs[10:] else ""
     return f"line{'s' * (len(lines) > 1)} {named}{more}"
+
+
+def _decode(text: str, limit: int) -> str:
+    text = re.sub(_ESCAPE, _unescape, text)
+    if not text.isascii():  # the digits of all scripts, raised and encircled ones too; and letters of full width
+        from unicodedata import digit, normalize
+
+        text = "".join(str(digit(each, each if each == "…" else normalize("NFKC", each))) for each in text)
+    return printable(text, limit)
+
+
+def _hide(text: str) -> str:
+    text = re.sub(_LONG_WORD, "[redacted]", without_secrets(text))
+    return re.sub(_NUMBER, _mask_match, text)
 
 
 def _mask_match(match: re.Match[str]) -> str:

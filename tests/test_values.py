@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from hypothesis import given
@@ -365,6 +366,13 @@ class TestRedaction:
             ('{"password":"correct horse"}', '{"password":[redacted]}'),
             ("tx\x1b[31m\u202e", "tx[31m"),
             ("x" * 65, "[redacted]"),
+            ("t/1 é?#%2F+&=;1", "t/1 é?#%2F+&=;1"),  # decoded, it would be another one
+            ("tx%2f&#49;", "tx%2f&#49;"),
+            ("tx%2F25568123%34567", "tx/255681…567"),
+            ("\ufdfa" * 4 + "%32%35%35681234567", normalize("NFKC", "\ufdfa" * 4)[:63] + "…"),  # decoded it is longer
+            ("%25" * 4 + "1", "%252…51"),
+            ("tx&#255681;234567", "tx…"),
+            ('{"pin%22:"4711"}', '{"pin":[redacted]}'),
         ],
     )
     def test_an_id_stays_as_it_is_if_it_reads_like_one(self, said: str, shown: str) -> None:
