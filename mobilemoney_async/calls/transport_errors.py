@@ -2,7 +2,7 @@
 
 Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
 other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
-converse holds too: a body that was never read was not sent.
+converse holds too: a body that was never read, or that aiohttp then had no connection to write to, was not sent.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ _BY_NAME = {
     "PoolTimeout": "no connection was free in time",
     "BrokenResourceError": "the connection was closed while it began",
     "EndOfStream": "the connection was closed while it began",
+    "ClientConnectionResetError": "the connection was closed while it began",
 }
 
 
@@ -108,7 +109,7 @@ def map_error(exc: Exception, flight: Flight, peer: str) -> TransportError:
     """
     chain = _library_errors(exc)
     origin = type(chain[-1])
-    not_sent = flight.proves_unsent and not flight.begun
+    not_sent = flight.proves_unsent and (not flight.begun or _was_not_written(chain[-1]))
     if flight.is_direct or not flight.begun:
         not_sent = not_sent or all(map(_is_not_sent, chain))
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
@@ -179,6 +180,15 @@ def _is_not_sent(exc: BaseException) -> bool:
     """Return whether an exception, by itself, proves that nothing was sent."""
     libraries = _LIBRARIES | {"builtins", "socket"}
     return any(cls.__name__ in _NOT_SENT and library(cls) in libraries for cls in type(exc).__mro__)
+
+
+def _was_not_written(exc: BaseException) -> bool:
+    """Return whether aiohttp has found the connection closed before it wrote the only piece of the body.
+
+    The text tells: a connection that is lost after the write raises the same class.
+    """
+    shown = (library(type(exc)), type(exc).__name__, *exc.args)
+    return shown == ("aiohttp", "ClientConnectionResetError", "Cannot write to closing transport")
 
 
 def library(cls: type) -> str:

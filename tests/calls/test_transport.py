@@ -27,6 +27,8 @@ import httpx_aiohttp
 import pytest
 import respx
 import trio
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_writer import StreamWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +191,31 @@ async def test_a_lost_connection_of_aiohttp_may_have_arrived(cls: type[Exception
         await send(Wire(BASE_URL, Lost()))
     assert isinstance(caught.value.__cause__, httpx.ConnectTimeout)
     assert caught.value.outcome == "unknown"
+
+
+@pytest.mark.parametrize(("way", "is_written"), [("ours", False), ("ours", True), ("a caller's", False)])
+async def test_a_body_that_our_pool_of_aiohttp_could_not_write_was_not_sent(
+    way: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take a connection that was just closed. One lost after the write, or a caller's pool, proves nothing."""
+
+    class Closed(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            assert isinstance(request.stream, httpx.AsyncByteStream)
+            body = b"".join([part async for part in request.stream])
+            nowhere: Any = None
+            with httpx_aiohttp.transport.map_aiohttp_exceptions():
+                if is_written:
+                    raise aiohttp.ClientConnectionResetError("Connection lost")
+                await StreamWriter(BaseProtocol(nowhere), nowhere).write(body)
+            raise AssertionError
+
+    monkeypatch.setattr(wire, "make_pool", lambda base_url, *, aiohttp: Closed())
+    with pytest.raises(TransportError) as caught:
+        await send(Wire(BASE_URL, "aiohttp" if way == "ours" else Closed()))
+    is_proven = way == "ours" and not is_written
+    assert caught.value.outcome == ("not_sent" if is_proven else "unknown")
+    assert ("the connection was closed while it began" in str(caught.value)) == is_proven
 
 
 async def test_the_whole_chain_of_a_refused_connection_is_proof() -> None:
