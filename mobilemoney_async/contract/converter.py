@@ -127,6 +127,12 @@ def _read_identifier(value: Any, _: Any) -> str:
     return digits
 
 
+def _read_encodable(value: str, cl: Any) -> Any:
+    if not can_encode(value):  # which the store could write, and not read
+        raise _WrongValue("expected str without lone surrogates")
+    return cl(value)
+
+
 def _side_field(cl: Any, field: attrs.Attribute[Any], read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a hook that reads a side field, and takes a value that cannot be read for one that is not there."""
     side: SideFields = ANSWERS[cl]
@@ -340,7 +346,8 @@ def _add_readers(made: DataConverter, *, is_answer: bool) -> DataConverter:
     made.register_structure_hook_factory(_is_mapping, _read_mapping)
     made.register_structure_hook_factory(_is_error, _read_error)
     # A hook for a class serves its subclasses: the string enums come to `str` too, so it calls their class.
-    made.register_structure_hook(str, _only(str, "expected str", lambda value, cl: cl(value)))
+    read_text = _read_encodable if is_answer else lambda value, cl: cl(value)
+    made.register_structure_hook(str, _only(str, "expected str", read_text))
     made.register_structure_hook(int, _read_int)
     made.register_structure_hook(float, _read_float)
     made.register_structure_hook(bool, _only(bool, "expected bool", lambda value, _: value))

@@ -34,6 +34,8 @@ from mobilemoney_async.events import TransactionUnclaimed
 from tests.contract import samples
 from tests.contract.samples import to_bytes
 
+# Core texts of a transaction, but for its id.
+TEXTS = ("currency", "phone_number", "status", "type")
 read_found = reader(TransactionAnswer)
 read_page = reader(PageAnswer)
 read_acknowledgement = reader(Acknowledgement)
@@ -398,10 +400,18 @@ class TestValues:
 class TestRowsOneByOne:
     """For evidence, a row that breaks the contract must not hide the others of its page."""
 
-    @pytest.mark.parametrize("odd", ["t-\ud800", "\ud800", "t\0"])
-    def test_an_id_that_no_database_can_name_makes_its_row_unreadable(self, odd: str) -> None:
-        """JSON can hold half of a surrogate pair, and a NUL: either stopped each reconcile."""
-        rows = (samples.transaction(id=odd), samples.settled(id="t-3"))
+    @pytest.mark.parametrize(
+        ("name", "odd"),
+        [*(("id", each) for each in ("t-\ud800", "\ud800", "t\0")), *((each, "TZS\ud800") for each in TEXTS)],
+    )
+    def test_a_core_text_that_no_database_can_keep_makes_its_row_unreadable(self, name: str, odd: str) -> None:
+        """JSON can hold half of a surrogate pair, and a NUL: one in an id stopped each reconcile.
+
+        A final state with one in its currency was recorded, and could not be read again.
+        """
+        rows = (samples.settled(**{name: odd}), samples.settled(id="t-3"))
+        with pytest.raises(DecodeError, match=rf"surrogates at \$\.transaction\.{name}"):
+            read_found(to_bytes({"transaction": rows[0]}))
         answer: Any = read_rows(to_bytes(samples.page(*rows)))
         assert [each.id for each in answer.transactions] == ["t-3"]
         assert len(answer.unreadable) == 1
