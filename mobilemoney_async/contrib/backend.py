@@ -194,21 +194,30 @@ class Backend(anyio.AsyncContextManagerMixin):
         if self._on_settled is not None:
             # Before anything can become final: it is handed out after a crash only if there is a consumer.
             await self._payments.changes(consumer=self._name, start="now").begin()
-        async with self.poller, self.dispatcher, task_group() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(self._read, None, self._show)
-            if self._on_settled is not None:
-                tasks.start_soon(self._read, self._name, self._settle)
-            tasks.start_soon(self._listen)
-            tasks.start_soon(self._reconcile)
-            tasks.start_soon(self._hold)
-            try:
-                yield self
-            finally:
-                self._tasks = None
-                if tasks.cancel_scope.cancel_called:
-                    logger.error("the backend has ended, since a task of it failed: no order is sent or settled here")
-                await shielded(self._finish_creates, timeout=self._drain)
+        is_cut = False
+        try:
+            async with self.poller, self.dispatcher, task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._read, None, self._show)
+                if self._on_settled is not None:
+                    tasks.start_soon(self._read, self._name, self._settle)
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._reconcile)
+                tasks.start_soon(self._hold)
+                try:
+                    yield self
+                except anyio.get_cancelled_exc_class():
+                    is_cut = True
+                    raise
+                finally:
+                    self._tasks = None
+                    await shielded(self._finish_creates, timeout=self._drain)
+        except anyio.get_cancelled_exc_class():
+            is_cut = False  # by its owner
+            raise
+        finally:
+            if is_cut:
+                logger.error("the backend has ended, since a task of it failed: no order is sent or settled here")
 
     async def _finish_creates(self) -> None:
         for create in list(self._creates.values()):

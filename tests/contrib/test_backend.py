@@ -782,6 +782,15 @@ async def test_a_backend_that_ends_by_itself_says_so(
             await anyio.sleep(20)
     (said,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert said.getMessage().startswith("the backend has ended")
+    monkeypatch.undo()
+    caplog.clear()
+    for _ in range(3):  # trio ends the tasks and the block in any order
+        with anyio.CancelScope() as scope:
+            async with opened(sandbox, tmp_path):
+                await anyio.sleep(0.02)
+                scope.cancel()
+                await anyio.sleep_forever()
+    assert "ended" not in caplog.text
 
 
 @pytest.mark.costly("runs lines of contrib/backend.py that no quick test runs")
