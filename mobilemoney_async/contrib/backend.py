@@ -66,6 +66,8 @@ class _Create:
     is_shown: anyio.Event = attrs.field(factory=anyio.Event)
     is_done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
+    # Also a block that is cancelled waits for it.
+    scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
 
 
 @attrs.define(eq=False)
@@ -107,7 +109,8 @@ class Backend(anyio.AsyncContextManagerMixin):
     """Client, poller, dispatcher and callbacks of one process, with the orders that it pays for.
 
     ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving waits
-    for creates in progress, `drain` seconds at most; the next process goes on with those cut short.
+    for creates in progress, `drain` seconds at most, also if it is cancelled; the next process goes on with those cut
+    short.
 
     Attributes:
         client: The client.
@@ -211,7 +214,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                     raise
                 finally:
                     self._tasks = None
-                    await shielded(self._finish_creates, timeout=self._drain)
+                    await shielded(self._finish_creates)
         except anyio.get_cancelled_exc_class():
             is_cut = False  # by its owner
             raise
@@ -220,8 +223,12 @@ class Backend(anyio.AsyncContextManagerMixin):
                 logger.error("the backend has ended, since a task of it failed: no order is sent or settled here")
 
     async def _finish_creates(self) -> None:
-        for create in list(self._creates.values()):
-            await create.is_done.wait()
+        creates = list(self._creates.values())
+        with anyio.move_on_after(self._drain):
+            for create in creates:
+                await create.is_done.wait()
+        for create in creates:
+            create.scope.cancel()
 
     async def collect(
         self,
@@ -337,32 +344,33 @@ class Backend(anyio.AsyncContextManagerMixin):
         kind, order, number, amount = wanted
         payment: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
         state: PaymentState | None = None
-        try:
-            if create.is_new:
-                until = self._send_within if kind == "collection" else None
-                queued = await self._payments.enqueue(
-                    type=kind, not_before=_HELD, not_after=until, priority=1, **payment
-                )
-                state = queued.state
-            if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
+        with create.scope:
+            try:
+                if create.is_new:
+                    until = self._send_within if kind == "collection" else None
+                    queued = await self._payments.enqueue(
+                        type=kind, not_before=_HELD, not_after=until, priority=1, **payment
+                    )
+                    state = queued.state
+                if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
+                    create.is_shown.set()
+                creates = self.client.collections if kind == "collection" else self.client.disbursements
+                self.callbacks.track(await creates.create(**payment))
+            except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
+                create.error, outcome = exc, "failed"
+                if isinstance(exc, MobileMoneyError):
+                    exc.idempotency_key, outcome = order, exc.outcome
+                    if create.names is not None and is_unmade(exc):  # no phone rang
+                        self._limits.give_back(create.names, create.began_at)
+                _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
+                if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
+                    with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
+                        await self._payments.cancel(order, note="its create has failed", reusable=True)
+            finally:
+                # No await from here on: a task that wakes finds the create gone.
+                del self._creates[wanted]
                 create.is_shown.set()
-            creates = self.client.collections if kind == "collection" else self.client.disbursements
-            self.callbacks.track(await creates.create(**payment))
-        except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
-            create.error, outcome = exc, "failed"
-            if isinstance(exc, MobileMoneyError):
-                exc.idempotency_key, outcome = order, exc.outcome
-                if create.names is not None and is_unmade(exc):  # no phone rang
-                    self._limits.give_back(create.names, create.began_at)
-            _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
-            if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
-                with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
-                    await self._payments.cancel(order, note="its create has failed", reusable=True)
-        finally:
-            # No await from here on: a task that wakes finds the create gone.
-            del self._creates[wanted]
-            create.is_shown.set()
-            create.is_done.set()
+                create.is_done.set()
 
     async def _read(self, consumer: str | None, handle: OnSettled) -> None:
         """Handle each change from now on, or from where the consumer was; while the store fails, try again."""

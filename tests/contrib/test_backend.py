@@ -152,11 +152,20 @@ async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_p
 
 
 @pytest.mark.slow
-async def test_leaving_waits_for_what_is_on_its_way(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_leaving_waits_for_what_is_on_its_way(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_cancelled: bool
+) -> None:
     """A create in progress is finished before the backend closes, and its payment resumed by the next one."""
     sandbox.script(faults.latency(0.3 * SPEED), on="POST c2b")
-    async with opened(sandbox, tmp_path) as backend:
-        await backend.collect("order-1", phone_number=STUCK, amount=1500, patience=0)
+    with anyio.CancelScope() as scope:
+        async with opened(sandbox, tmp_path) as backend:
+            await backend.collect("order-1", phone_number=STUCK, amount=1500, patience=0)
+            if is_cancelled:
+                await anyio.sleep(0.1)
+                scope.cancel()
+                await anyio.sleep_forever()
+    assert "order-1" not in caplog.text
     (transaction_id,) = sandbox.transactions
     async with opened(sandbox, tmp_path) as backend:
         status = await backend.status("order-1")
