@@ -349,9 +349,9 @@ class PaymentBook:
 
         *As a consumer*, the store keeps your place: ``async for change in payments.changes(consumer="books",
         start="oldest")``, and ``await change.done()`` once your own books are committed. Each change comes at least
-        once, also after a crash. One process at a time reads under a name; another one goes on within a minute of the
-        last ``done`` if that one dies, and at once after ``aclose()``. Handle a change in less than half a minute. One
-        that your handler cannot take comes again after a growing pause, after `PaymentChange.failed` or when it has
+        once, also after a crash. One process at a time reads under a name; another one goes on within about a minute of
+        the last ``done`` if that one dies, and at once after ``aclose()``. Handle a change in less than half a minute.
+        One that your handler cannot take comes again after a growing pause, after `PaymentChange.failed` or when it has
         ended the process, ten times at most, while other payments go on; then it is parked.
 
         *With a cursor*, your own transaction keeps the place: ``payments.changes(after=cursor, limit=500)``, and
