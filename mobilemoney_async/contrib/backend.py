@@ -7,6 +7,7 @@ closes the page does not take the create along, and if the process dies, the dis
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -66,8 +67,7 @@ class _Create:
     is_shown: anyio.Event = attrs.field(factory=anyio.Event)
     is_done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
-    # Also a block that is cancelled waits for it.
-    scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
+    scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))  # until `drain` has passed
 
 
 @attrs.define(eq=False)
@@ -108,9 +108,8 @@ class _Watch:
 class Backend(anyio.AsyncContextManagerMixin):
     """Client, poller, dispatcher and callbacks of one process, with the orders that it pays for.
 
-    ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving waits
-    for creates in progress, `drain` seconds at most, also if it is cancelled; the next process goes on with those cut
-    short.
+    ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving, also
+    cancelled, waits for creates in progress, `drain` seconds at most; the next process goes on with those cut short.
 
     Attributes:
         client: The client.
@@ -170,6 +169,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         if not isinstance(client, AsyncClient):
             raise values.refuse("client", "an AsyncClient", client)
         self._payments = client.payments  # refuses a client without a store
+        if on_settled is not None and (not callable(on_settled) or inspect.isasyncgenfunction(on_settled)):
+            raise values.refuse("on_settled", "an async function of a change", type(on_settled))
         if on_settled is not None and name is None:
             raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
@@ -395,7 +396,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         try:
             if self._on_settled is not None and is_settled:
                 with callers_code():
-                    await self._on_settled(change)
+                    result = self._on_settled(change)
+                    if not inspect.isawaitable(result):  # a plain `def` may return an awaitable: only the call tells
+                        raise values.refuse("on_settled", "an async function: its result cannot be awaited")
+                    await result
         except Exception as exc:
             logger.exception("on_settled failed for order %r, and is called again", change.key)
             await change.failed(exc)

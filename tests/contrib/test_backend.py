@@ -736,10 +736,36 @@ async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     for wrong in (5, (0, 60.0), (5, 0.0), (5,), ("5", 60.0)):
         with pytest.raises(InvalidRequest, match="per_number"):
             Backend(client, per_number=wrong)  # type: ignore[arg-type]
+
+    async def generator(change: PaymentChange) -> AsyncIterator[None]:
+        yield
+
+    for wrong_function in (5, generator):
+        with pytest.raises(InvalidRequest, match="on_settled must be an async function"):
+            Backend(client, on_settled=wrong_function, name="shop")  # type: ignore[arg-type]
     async with sandbox.client() as without_store:
         with pytest.raises(InvalidRequest):
             Backend(without_store)
     assert not sandbox.transactions
+
+
+@pytest.mark.slow
+async def test_a_plain_function_is_no_on_settled(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only its call tells: the log names the argument. A plain function that returns an awaitable is one."""
+    settled = Settled()
+
+    def on_settled(change: PaymentChange) -> Any:
+        return settled(change) if change.key == "order-2" else None
+
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        await end(backend, "order-1")
+        await backend.collect("order-2", phone_number=PAYS, amount=1501)
+        await settled.called(1)
+    assert "on_settled must be an async function" in caplog.text
+    assert settled.told == [("order-2", "SUCCESS")]
 
 
 @pytest.mark.slow
