@@ -68,11 +68,13 @@ def contradiction(answer: Acknowledgement | Transaction, *, type: str, phone_num
 def is_same_payment(transaction: Transaction, *, type: str, phone_number: str, amount: str) -> bool:
     """Return whether nothing that a transaction shows contradicts the payment of its id.
 
-    A list may have its own word for the type: only the contract's word for the other one contradicts.
+    A list may have its own word for the type: only the contract's word for the other one contradicts. A currency may be
+    the shilling's usual abbreviation, or not be shown.
     """
     is_other = transaction.type.strip().casefold() in set(TransactionType) - {type}
     is_same = transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
-    return is_same and not is_other
+    is_same_currency = transaction.currency.strip().upper() in {CURRENCY, "TSH", "TSHS", ""}
+    return is_same and is_same_currency and not is_other
 
 
 def read_date(header: str) -> datetime | None:

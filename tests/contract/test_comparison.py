@@ -78,6 +78,10 @@ def test_an_acknowledgement_shows_the_first_state_of_its_type(state: str, kind: 
         ({"type": "c2b"}, True),
         ({"type": " Disbursement"}, False),
         ({"amount": Decimal(1001)}, False),
+        ({"currency": "USD"}, False),
+        ({"currency": " tzs"}, True),
+        ({"currency": "TSh"}, True),
+        ({"currency": ""}, True),
         ({"phone_number": "********"}, True),
         ({"phone_number": "+255681234568"}, False),
     ],
@@ -85,7 +89,7 @@ def test_an_acknowledgement_shows_the_first_state_of_its_type(state: str, kind: 
 def test_only_what_is_another_payment_s_contradicts_a_transaction_of_the_id(
     changes: dict[str, Any], is_same: bool
 ) -> None:
-    """The contract's word for the other type, another amount, the digits of another number."""
+    """The contract's word for the other type, another amount or currency, the digits of another number."""
     shown = transaction(**{"type": "collection", **changes})
     assert is_same_payment(shown, type="collection", phone_number=OWN, amount="1000") is is_same
 

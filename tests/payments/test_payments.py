@@ -160,7 +160,9 @@ async def test_a_final_state_stays_whatever_the_service_shows_later(world: World
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}, {"currency": "USD"}], ids=str
+)
 async def test_the_end_of_another_payment_is_not_recorded(
     world: World, client: AsyncClient, other: dict[str, Any]
 ) -> None:
@@ -169,7 +171,7 @@ async def test_the_end_of_another_payment_is_not_recorded(
     shown = await client.transactions.get(made.transaction_id)
     ended = attrs.evolve(shown, status=TransactionStatus.SUCCESS, **other)
     said = await record_seen(world, ended)
-    assert "another type, amount or phone number" in str(said)
+    assert "another type, amount, currency or phone number" in str(said)
     record = await client.payments.get("order-1")
     assert record is not None
     assert record.state is PaymentState.ACKNOWLEDGED

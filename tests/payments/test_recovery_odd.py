@@ -444,7 +444,7 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
                 await poller.wait(first.id)
             (record, *_) = unresolved = await client.payments.unresolved()
             assert [(each.state, each.error) for each in unresolved] == [
-                (PaymentState.ACKNOWLEDGED, f"transaction {each.id} has another type, amount or phone number")
+                (PaymentState.ACKNOWLEDGED, f"transaction {each.id} has another type, amount, currency or phone number")
                 for each in world.service.payments
             ]
             assert record.reason == record.error
@@ -465,7 +465,7 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
         now = world.utcnow()
         health = await client._store.database.peek(lambda each: check_health(each, "default", now))
         assert health.unresolved == 2
-    assert caplog.text.count("has another type, amount or phone number") == 4
+    assert caplog.text.count("has another type, amount, currency or phone number") == 4
     assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"] * 4
     assert len([each for each in events if isinstance(each, PaymentFinal)]) == 1
 
@@ -483,7 +483,7 @@ async def test_all_processes_hear_that_a_final_state_contradicts_the_record(worl
             payment.amount = "777"
             world.service.finish(payment)
             for poller in (first, second):
-                with pytest.raises(StoreError, match="has another type, amount or phone number"):
+                with pytest.raises(StoreError, match="has another type, amount, currency or phone number"):
                     await poller.wait(payment.id)
 
 

@@ -56,7 +56,7 @@ class PaymentCause(str, enum.Enum):
     HELD = "HELD"
     """It is queued, and an earlier payment like it has to be found out about first, perhaps by your staff."""
     OTHER_PAYMENT = "OTHER_PAYMENT"
-    """Its transaction is final, with another type, amount or phone number."""
+    """Its transaction is final, with another type, amount, currency or phone number."""
     OTHER_MERCHANT = "OTHER_MERCHANT"
     """Its transaction is final, and another merchant's."""
     CHANGED = "CHANGED"
@@ -85,7 +85,7 @@ _SENTENCES: Mapping[PaymentCause, str] = {
     PaymentCause.WAITS: "{about}",
     PaymentCause.DELAYED: "{about}",
     PaymentCause.HELD: "{about}",
-    PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount or phone number",
+    PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount, currency or phone number",
     PaymentCause.OTHER_MERCHANT: "transaction {about} is another merchant's",
     PaymentCause.CHANGED: "the service shows its final state as {about} now",
 }
