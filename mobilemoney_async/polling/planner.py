@@ -16,7 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from typing import TypeAlias
 
 from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
 from mobilemoney_async.contract.models import PageAnswer, Transaction
@@ -31,6 +32,9 @@ from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 _AT_THE_END = 30.0
 # A bare id is that of a new payment if the payment was at most so old when it was tracked, seconds.
 _NEW = 2.0
+
+# The payments that a page shows, each with its row and the row's place in the list.
+_Shown: TypeAlias = dict[TrackedPayment, tuple[Transaction, float]]
 
 
 class Planner:
@@ -161,11 +165,7 @@ class Planner:
         self._is_lookups_turn = False
         self._clock.saw(answer.transactions, now, our_time=our_time)
         places = self._list.observe(sent.request.number, answer, now)
-        shown = {
-            payment: (row, place)
-            for row, place in zip(answer.transactions, places, strict=True)
-            if (payment := self._payments.get(row.id)) is not None
-        }
+        shown = self._shown(answer.transactions, places)
         self._take_misses(sent, shown)
         self._sweep.took(sent.request, now, shown=(payment.id for payment in shown), rows=len(places))
         endings = []
@@ -237,6 +237,18 @@ class Planner:
         return []
 
     # Inside
+
+    def _shown(self, rows: Sequence[Transaction], places: Sequence[float]) -> _Shown:
+        """Return the payments that a page shows, but for those in two states: a lookup tells which is true."""
+        shown: _Shown = {}
+        torn = set[TrackedPayment]()
+        for row, place in zip(rows, places, strict=True):
+            payment = self._payments.get(row.id)
+            if payment is not None:
+                if shown.setdefault(payment, (row, place))[0].status != row.status:
+                    torn.add(payment)
+                shown[payment] = row, place
+        return {payment: each for payment, each in shown.items() if payment not in torn} if torn else shown
 
     def _uses_list(self, at: float) -> bool:
         return self._list_backoff.until <= at and not self._is_lookups_turn

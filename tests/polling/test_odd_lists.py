@@ -14,6 +14,7 @@ import pytest
 from mobilemoney_async import Schedule
 from mobilemoney_async.contract.models import PageAnswer
 from mobilemoney_async.contract.plain import DecodeError
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.polling.list_model import ListModel
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import PageReader
@@ -231,6 +232,25 @@ def test_a_row_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixtu
     read(body(transaction_record("tx-1")))
     read(body(transaction_record("tx-1"), odd))
     assert len(caplog.records) == 2
+
+
+@attrs.define(kw_only=True)
+class Torn(PaperService):
+    """Each ended payment is twice on a page, the second time as FAILED."""
+
+    def page(self, number: int, now: float) -> PageAnswer:
+        answer = super().page(number, now)
+        failed = (attrs.evolve(row, status=TransactionStatus.FAILED) for row in answer.transactions if row.is_final)
+        return attrs.evolve(answer, transactions=(*answer.transactions, *failed))
+
+
+def test_a_page_that_shows_a_payment_in_two_states_ends_it_in_neither() -> None:
+    """The last of its rows counted, whichever that was: the payment is looked up instead."""
+    done = drive(Planner(ADVISED), Torn().filled(10, every(5.0)), until=400.0)
+    ends = [update.transaction for _, update in done.endings.values()]
+    assert {each and each.status for each in ends} == {TransactionStatus.SUCCESS}
+    assert len(done.endings) == 10
+    assert all(map(done.lookups, done.endings))
 
 
 @pytest.mark.parametrize(
