@@ -45,6 +45,8 @@ _LONG_AGO = timedelta(days=1)
 _SWEEP = 15.0
 # After so long without an answer another process makes the requests, seconds: the fault may be this one's.
 _STEP_DOWN_AFTER = 120.0
+# For so long it leaves the lease to them then, seconds: also with a claim, whose leases last an hour.
+_STAND_BACK = 8.0
 # Times between two attempts while the store fails, seconds: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
@@ -280,7 +282,7 @@ class Coordinator:
             said = "no answer for %.0f s: another process makes the requests%s"
             logger.warning(said, now - self._faulty_since, self._channel.whose)
             self._faulty_since = math.inf
-            self._stands_back_until = now + 2 * self._channel.ttl
+            self._stands_back_until = now + _STAND_BACK
         return now < self._stands_back_until
 
     def _schedule(self, lease_ends_at: float | None) -> None:

@@ -424,12 +424,14 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
 
 
 @pytest.mark.costly("runs lines of polling/coordinator.py, polling/sharing.py that no quick test runs")
+@pytest.mark.parametrize("ttl", [4.0, 3600.0])  # the second is that of a worker's claim
 async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
-    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch, ttl: float
 ) -> None:
-    """If only the holder cannot reach the service, another process takes over after a while."""
+    """If only the holder cannot reach the service, another process takes over after a while, and gives back as soon."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._STEP_DOWN_AFTER", 0.3)
-    till = Till.of("x", "y")
+    monkeypatch.setattr("mobilemoney_async.sharing.poller.StoreChannel.ttl", ttl)
+    till = Till.of("x", "y", "z")
     async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:
         await lead(a, till, "x")
         b.track("y")
@@ -439,6 +441,11 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
         till.end("x", "y")
         assert (await a.wait("x")).succeeded
         assert (await b.wait("y")).succeeded
+        till.cut_off = {"b"}
+        a.track("z")
+        till.end("z")
+        with anyio.fail_after(60):
+            assert (await a.wait("z")).succeeded
 
 
 async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
