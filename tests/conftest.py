@@ -31,7 +31,7 @@ from hypothesis import settings
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
 from tests.support import cost, watchdog
-from tests.support.scale import examples, left_to_other_runs, repetitions_of_costly_ones
+from tests.support.scale import examples, left_to_other_runs, repetitions_of_costly_ones, spread
 from tests.support.wires import over_httpx2
 
 if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
@@ -93,20 +93,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the long tests first: at the end of a run each worker has something left to do until the last second."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Mark the tests, leave some to other runs, and let each worker begin with long ones: none is left for the end."""
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
     left = left_to_other_runs(items)
     config.hook.pytest_deselected(items=left)
     gone = set(left)
-    items[:] = sorted(
-        (item for item in items if item not in gone), key=lambda item: item.get_closest_marker("soak") is None
-    )
+    items[:] = [item for item in items if item not in gone]
     for item in repetitions_of_costly_ones(items):
         item.add_marker("slow")
+    done = yield  # which leaves out what `-m` and `-k` do
+    items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    return done
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scale import left_to_other_runs
+from tests.support.scale import left_to_other_runs, spread
 
 pytestmark = pytest.mark.once
 
@@ -60,3 +60,15 @@ def test_two_runs_have_all_pairs_and_all_slow_tests(monkeypatch: pytest.MonkeyPa
         left += left_to_other_runs(items)
     halved = [item.nodeid for item in items if item.nodeid.startswith(("both", "loops")) or item.name == "slow"]
     assert sorted(item.nodeid for item in left) == sorted(halved)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 16])
+def test_each_share_of_a_run_begins_with_long_tests(workers: int) -> None:
+    """And no test is lost, or runs twice, however many of them are long."""
+    for quick, long in ((20, 0), (20, 2), (41, 7), (3, 20)):
+        items = [*map(_plain, ["quick"] * quick), *map(_plain, ["soak"] * long)]
+        ordered = spread(items, workers)
+        assert len(ordered) == len(items)
+        assert {*map(id, ordered)} == {*map(id, items)}
+        begins = [ordered[len(items) * each // workers].name for each in range(workers)]
+        assert begins.count("soak") >= min(long, workers)

@@ -17,6 +17,7 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 | `one` | one | all | `httpx2` |
 """
 
+import itertools
 import os
 import zlib
 from collections import defaultdict
@@ -52,6 +53,22 @@ def left_to_other_runs(items: list[pytest.Item]) -> list[pytest.Item]:
         return []
     groups = _alike(item for item in items if not item.get_closest_marker("once"))  # they have no second run
     return [item for group in groups for item in group if not _is_kept(item, group, pairs)]
+
+
+def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order in which each worker's share, of equal pieces of the list, begins with long ones."""
+    long = list(filter(_is_long, items))
+    others = itertools.filterfalse(_is_long, items)
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        ordered += long[number::workers]
+        ordered += itertools.islice(others, max(0, len(items) * (number + 1) // workers - len(ordered)))
+    return ordered
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Tell whether a test is a long one, or one of programs and files that is slow."""
+    return any(all(map(item.get_closest_marker, names)) for names in (["soak"], ["once", "slow"]))
 
 
 def repetitions_of_costly_ones(items: list[pytest.Item]) -> list[pytest.Item]:
