@@ -85,7 +85,7 @@ class Figures:
 
 
 def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Figures:
-    """Measure the contestants in turn: A B C, C B A, A B C, …; a first round warms up and is not counted.
+    """Measure the contestants in turn: A B C, C B A, A B C, …; a first round warms up (if full) and is not counted.
 
     Args:
         contestants: By name.
@@ -96,7 +96,7 @@ def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Figures:
     gc.collect()
     gc.freeze()
     try:
-        for number in range(rounds + 1):
+        for number in range(size(0, 1), rounds + 1):
             for name in list(contestants)[:: 1 if number % 2 else -1]:
                 gc.collect()
                 cost = contestants[name]()
