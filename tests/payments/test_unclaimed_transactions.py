@@ -25,6 +25,7 @@ from mobilemoney_async import (
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.database.schema import unmatched as table
 from mobilemoney_async.events import ChangeParked, Event, TransactionUnclaimed
+from mobilemoney_async.payments.ownership import surplus
 from mobilemoney_async.payments.ownership import unclaimed as module
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
@@ -515,6 +516,29 @@ async def test_a_match_of_a_kind_that_another_system_pays_is_for_someone_to_deci
         await world.reconcile(client, GRACE + MINUTE)
         record = await world.get(client, "k")
     assert (record.state, record.cause) == (PaymentState.UNKNOWN, PaymentCause.OTHER_SYSTEM)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=2)])
+async def test_one_of_many_payments_of_a_kind_is_no_other_systems(
+    store_url: str, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is compared with the payments that were sent around it, however many there are of its kind."""
+    monkeypatch.setattr(surplus, "_MOST_COMPARED", 1)
+    monkeypatch.setattr(module, "_PROOF", 1)
+    world, kind = make_world(store_url), "disbursements"
+    world.service.utcnow = lambda: world.utcnow() + ahead
+    async with world.client() as client:
+        for each in range(4):
+            await world.pay(client, [order(kind, f"float {each}")])
+            await anyio.sleep(2 * MINUTE)
+            await client.transactions.page()
+        await world.lose(client, order(kind), made=True)
+        for _ in range(2):
+            await anyio.sleep(2 * MINUTE)
+            await client.transactions.page()
+        await world.reconcile(client, MINUTE)
+        record = await world.get(client, "k")
+    assert (record.state, record.cause) == (PaymentState.ACKNOWLEDGED, None)
 
 
 async def test_the_digest_of_a_number_needs_the_key_of_its_database(world: World) -> None:

@@ -39,8 +39,8 @@ from mobilemoney_async.payments.records.unmatched import (
 
 # How far from the send of an open payment a row may be that it has made.
 _REACH = timedelta(days=1, minutes=2)
-# Payments around a row with a number that proves nothing, and how many of them are compared.
-_AROUND, _MOST_COMPARED = timedelta(hours=1), 200
+# Payments around a row with a number that proves nothing; and how many are compared on each side of a row's time.
+_AROUND, _MOST_COMPARED = timedelta(hours=1), 100
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 
 _columns = unmatched.c
@@ -78,12 +78,13 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
     return [line for line in lines if line.id not in taken]
 
 
-def find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery] | None:
+def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[str, PaymentQuery] | None:
     """Return a payment of a row's kind in whatever state, by its key: the best fit and then the nearest, or None.
 
-    Where the row shows no whole number, only payments of the same time are compared.
+    Where the row shows no whole number, only payments of the same time are compared. The service's clock is `ahead`.
     """
-    table, number, made_at = payments.c, international(row.phone_number), row.created_at or _FIRST_MOMENT
+    table, number = payments.c, international(row.phone_number)
+    made_at = shift(row.created_at or _FIRST_MOMENT, -ahead)
     alike = sa.select(payments).where(
         table.account == journal.account, table.amount == plain(row.amount), table.sent_at.is_not(None)
     )
@@ -96,8 +97,12 @@ def find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery]
         # One that was queued is created long before it is sent; one that was sent again shows its last time only.
         alike = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
         alike = alike.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
+    # No bare column: for its order the index on times would be read, through all other kinds.
+    sent_at = sa.func.coalesce(table.sent_at, table.created_at)
+    before = alike.where(sent_at <= made_at).order_by(sent_at.desc(), table.key)
+    after = alike.where(sent_at > made_at).order_by(sent_at, table.key)
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
-    for each in journal.execute(alike.limit(_MOST_COMPARED)):
+    for each in chain.from_iterable(journal.execute(side.limit(_MOST_COMPARED)) for side in (before, after)):
         query = query_for(to_record(each))
         if number is not None and each.phone_number == erased:
             query = attrs.evolve(query, phone_number=number)

@@ -224,7 +224,7 @@ class UnclaimedObserver:
         count, is_full = run(strangers).scalar_one(), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
         for row, due_at in fresh:
-            like = find_attempt(journal, row)
+            like = find_attempt(journal, row, self._ahead)
             lost = facts.lost_time(row, self._skew)
             is_foreign = self._is_foreign(row, like, facts)
             if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
