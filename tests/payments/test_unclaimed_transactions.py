@@ -541,6 +541,25 @@ async def test_one_of_many_payments_of_a_kind_is_no_other_systems(
     assert (record.state, record.cause) == (PaymentState.ACKNOWLEDGED, None)
 
 
+@pytest.mark.parametrize("shown", [2, 3])
+async def test_what_a_payment_owns_is_no_proof_of_another_system(sqlite_file_url: str, shown: int) -> None:
+    """Neither that there is one, nor that it pays a kind, once someone has said whose it is."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await begin(world, client)
+        for first, last in [(0, 3)] if shown == 3 else [(0, 2), (2, 3)]:
+            made = [world.service.make("collection", number(each), "5000") for each in range(first, last)]
+            await world.read(client)
+            if first == 0:
+                await client.payments.recover({each.id: each.id for each in made}, note="Asha's")
+            else:
+                await client.payments.explain(made[0].id, note="the till's")
+        await world.lose(client, order("collections", last=0 if shown == 3 else 2), made=True)
+        await world.reconcile(client, GRACE + MINUTE)
+        record = await world.get(client, "k")
+    assert (record.state, record.cause) == (PaymentState.ACKNOWLEDGED, None)
+
+
 async def test_the_digest_of_a_number_needs_the_key_of_its_database(world: World) -> None:
     """The table of unclaimed transactions alone shows nobody's number."""
     async with world.client() as client:

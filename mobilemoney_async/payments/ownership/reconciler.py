@@ -48,7 +48,7 @@ from mobilemoney_async.payments.records.record import (
     clearance,
 )
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.payments.records.unmatched import explained, find_lines
+from mobilemoney_async.payments.records.unmatched import IS_OWNED, explained, find_lines
 
 # Payments that were sent within such a time of each other are looked for together.
 _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -221,7 +221,9 @@ class Reconciler:
         account, began_at = journal.find_account(), evidence.walk.began_at
         assert account is not None  # made with its first payment
         if account.others_until is not None and account.others_until > began_at:
-            foreign = find_lines(journal, unmatched.c.is_foreign, unmatched.c.first_seen_at >= began_at - _DAY)
+            foreign = find_lines(
+                journal, unmatched.c.is_foreign, ~IS_OWNED, unmatched.c.first_seen_at >= began_at - _DAY
+            )
             of_number = digest(account.number_key, record.phone_number)
             if any(each.is_of(record.type, record.phone_number, record.amount, of_number) for each in foreign):
                 return PaymentCause.OTHER_SYSTEM

@@ -47,7 +47,7 @@ from mobilemoney_async.payments.records.queries import chunks, merchant_of, owne
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, Line, add_line, find_lines, lines_of, thin
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, IS_OWNED, Line, add_line, find_lines, lines_of, thin
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.text import shown_id, shown_text
 from mobilemoney_async.values import valid_name
@@ -265,7 +265,12 @@ class UnclaimedObserver:
 
     def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
         """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
-        here = (_columns.account == journal.account, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK)
+        here = (
+            _columns.account == journal.account,
+            _columns.is_foreign,
+            _columns.first_seen_at >= now - _WEEK,
+            ~IS_OWNED,
+        )
         count = journal.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
         if count < _PROOF:
             return
