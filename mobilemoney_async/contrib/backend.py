@@ -306,14 +306,14 @@ class Backend(anyio.AsyncContextManagerMixin):
         record = await self._payments.get(order)
         if record is not None:
             require_same(record, kind, number, amount)  # also while its own create waits, or is under way
-        known = None if record is None else read_record(record)
         if self._tasks is None:
             raise values.refuse("backend", "open: use it inside its `async with`")
         # No await from here to the start of the task: another call may have begun it by now, and this one joins it.
         if wanted not in self._creates:
-            is_new = known is None or known.state is OrderState.NOT_MADE
-            if known is not None and not is_new and len(self._creates) >= self._most_waiting:
-                return known
+            is_new = record is None or read_record(record).state is OrderState.NOT_MADE
+            # One with extra fields is not asked for here: the key without them is another payment's.
+            if record is not None and not is_new and (record.has_extra or len(self._creates) >= self._most_waiting):
+                return read_record(record)
             self._creates[wanted] = self._admit(order, names if is_new else None, is_new=is_new)
             self._tasks.start_soon(self._create, wanted, self._creates[wanted])
         create = self._creates[wanted]

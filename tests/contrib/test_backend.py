@@ -375,6 +375,20 @@ async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path
         assert await backend.collect("order-2", phone_number=PAYS, amount=1500) == cancelled
 
 
+async def test_an_order_that_was_made_with_extra_fields_is_answered_as_it_is(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Whoever has paid it, or waits for it, is not told that the order has another payment."""
+    async with opened(sandbox, tmp_path) as backend:
+        backend.dispatcher.pause()
+        client, order = backend.client, dict[str, Any](phone_number=STUCK, amount=1500)
+        with_extra = {**order, "extra": {"external_id": "cart-1"}}
+        await client.collections.create(**with_extra, idempotency_key="order-1")
+        await client.payments.enqueue(type="collection", **with_extra, idempotency_key="order-2")
+        asked = [(await backend.collect(f"order-{each}", **order)).state for each in (1, 2)]
+        assert asked == [OrderState.PENDING, OrderState.SENDING]
+        with pytest.raises(IdempotencyConflict):
+            await backend.collect("order-1", phone_number=STUCK, amount=1600)
+
+
 @pytest.mark.slow
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
     """An order that was provably not sent says so, and is paid under the same name when the service is back."""
