@@ -1,6 +1,7 @@
 """Transactions that no payment claims: payments made twice, and those of other systems."""
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,7 @@ from tests.payments.second_world import (
     reported,
 )
 from tests.support.fakes import NOON
+from tests.support.patience import PATIENCE
 from tests.support.second_service import ListBehaviour, Payment
 
 pytestmark = pytest.mark.pairs
@@ -349,6 +351,30 @@ async def test_processes_that_read_the_list_once_judge_what_others_have_seen(sto
     async with world.client() as command:
         await command.transactions.page()
         assert await unclaimed(command) == {second}
+
+
+async def test_of_two_processes_that_judge_a_row_at_once_one_reports_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL lets both read it as new: whoever notes first that it was reported has done so."""
+    world, events, both = make_world(postgres_url), list[Event](), threading.Barrier(2)
+
+    def wait(*arguments: Any) -> Any:
+        both.wait(PATIENCE)
+        return surplus.surplus(*arguments)
+
+    async with world.client(on_event=events.append) as client, world.client(on_event=events.append) as other:
+        await begin(world, client)
+        await another_system_pays(world, client, order("collections"))
+        await anyio.sleep(10 * MINUTE)
+        for each in (client, other):
+            await each.transactions.page()
+        await anyio.sleep(10 * MINUTE)
+        monkeypatch.setattr(module, "surplus", wait)
+        async with anyio.create_task_group() as tasks:
+            for each in (client, other):
+                tasks.start_soon(each.transactions.page)
+    assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 1
 
 
 async def test_a_row_that_nobody_has_read_for_weeks_is_reported(world: World, client: AsyncClient) -> None:

@@ -251,10 +251,12 @@ class UnclaimedObserver:
         lines = find_lines(journal, IS_OPEN)
         left = {each.id for each in surplus(lines, open_attempts(journal), account.number_key)}
         due = [each for each in lines if each.told_at is None and each.due_at <= now]
-        told = [each.shown for each in due if each.id in left]
-        for each in told:
-            run(unmatched.update().where(here, _columns.transaction_id == each.transaction_id).values(told_at=now))
-            journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
+        told, note = list[UnclaimedTransaction](), unmatched.update().where(here, _columns.told_at.is_(None))
+        for each in (each.shown for each in due if each.id in left):
+            # Another process may have done so since the line was read.
+            if run(note.where(_columns.transaction_id == each.transaction_id).values(told_at=now)).rowcount:
+                journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
+                told.append(each)
         return told, [each for each in due if each.id not in left], is_full
 
     def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, facts: RowFacts) -> bool:
