@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,10 +35,11 @@ from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.leases import TaskLease
-from mobilemoney_async.database.schema import METADATA, account_claims, hosts, leases, payments
+from mobilemoney_async.database.schema import METADATA, account_claims, accounts, hosts, leases, payments
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker
+from mobilemoney_async.payments.records.account_state import save_failures
 from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
@@ -881,6 +883,20 @@ async def test_a_locked_claim_ends_alone(postgres_url: str) -> None:
         claims.held["shop-01"].require()
     await renew(claims)
     claims.held["shop-00"].require()
+
+
+async def test_the_failure_of_a_locked_account_keeps_no_other_from_its_own(postgres_url: str) -> None:
+    """That of the locked one comes with its next failure: no host waits for an operator's open transaction."""
+    database, failures = Database(postgres_url), dict.fromkeys(shops(3), "auth fails")
+    save = partial(save_failures, failures=failures, at=NOON)
+    await database.write(partial(save_failures, failures={"shop-01": "of yesterday"}, at=NOON))
+    with locked(postgres_url, accounts, {"account": "shop-01"}):
+        await database.write(save)
+    shown = sa.select(accounts.c.error).order_by(accounts.c.account)
+    assert execute(postgres_url, shown) == [("auth fails",), ("of yesterday",), ("auth fails",)]
+    await database.write(save)
+    assert {row.error for row in execute(postgres_url, shown)} == {"auth fails"}
+    database.close()
 
 
 async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:

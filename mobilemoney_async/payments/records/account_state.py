@@ -60,13 +60,13 @@ def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
 
 
 def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
-    """Record the last failure of some accounts, by account."""
+    """Record the last failure of some accounts, by account; not of one whose row is locked: it may fail again."""
+    run, rows = connection.execute, [{"account": each} for each in failures]
+    run(insert_missing(accounts, connection.dialect.name), rows)  # what is only queued has no row yet
+    free = sa.select(accounts.c.account).where(accounts.c.account.in_(failures)).with_for_update(skip_locked=True)
     statement = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
-    # In one order in every process: two hosts must not wait for each other.
-    rows = [{"of_account": each, "error": failures[each], "error_at": at} for each in sorted(failures)]
-    missing = insert_missing(accounts, connection.dialect.name)  # what is only queued has no row yet
-    connection.execute(missing, [{"account": row["of_account"]} for row in rows])
-    connection.execute(statement, rows)
+    if found := run(free).scalars().all():
+        run(statement, [{"of_account": each, "error": failures[each], "error_at": at} for each in found])
 
 
 def change_state(journal: Journal, state: AccountState, note: str | None, at: datetime, *, by_machine: bool) -> bool:
