@@ -204,6 +204,7 @@ class Merchants:
             InvalidRequest: As of `worker`.
             StoreError: The store failed.
         """
+        self._check_open()
         for status in await self._count(self._one_store(store)):
             if everything or status.needs:
                 yield status
@@ -211,7 +212,6 @@ class Merchants:
     async def _count(self, store: AccountStore) -> list[AccountStatus]:
         from mobilemoney_async.sharing.accounts import count_needs, read_accounts
 
-        self._check_open()
         await store.database.open()
         now = None if self._utcnow is None else self._utcnow()
         statuses = await read_accounts(store, now, everything=True)

@@ -258,6 +258,37 @@ async def test_merchants_that_are_closed_end_their_worker_first(platform: Platfo
                 raise AssertionError
 
 
+async def test_merchants_that_are_closed_while_their_worker_reports_end_no_block(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ends, and the block goes on: a shutdown of a server is no failure of it."""
+    write, closed = Database.write, list[bool]()
+
+    async def auth(account: str) -> str:
+        raise OSError
+
+    async def close() -> None:
+        await working.aclose()
+        closed.append(True)
+
+    async def write_and_close(self: Database, work: Any, **options: Any) -> Any:
+        result = await write(self, work, **options)
+        if getattr(work, "func", None) is save_failures:
+            tasks.start_soon(close)
+            await anyio.sleep(5)
+        return result
+
+    monkeypatch.setattr(Database, "write", write_and_close)
+    async with anyio.create_task_group() as tasks:
+        async with platform.merchants("one", auth=auth, on_event=lambda account, event: None) as working:
+            client = await working.client("shop")
+            with pytest.raises(MobileMoneyError):
+                await client.transactions.page()
+            async with working.worker():
+                await anyio.sleep(10)
+                assert closed
+
+
 async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> None:
     """Not inside a group of errors."""
     with pytest.raises(KeyError):
