@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 11
+VERSION = 12
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -111,6 +111,8 @@ payments: sa.Table = _account_table(
     sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
     # Whether it was last sent with credentials that could not be checked: they may be another merchant's.
     sa.Column("is_unchecked", sa.Boolean),
+    # Of the latest attempt: random, so that after a broken commit its process recognises its own row.
+    sa.Column("nonce", sa.Text),
     # Whether no other payment of its kind may be sent: it may exist, as an unknown transaction.
     sa.Column("stops_kind", sa.Boolean, nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
+from mobilemoney_async.database.connections import database_failure
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.records import transaction_states
 from mobilemoney_async.payments.records.journal import Journal
@@ -272,5 +273,5 @@ class Outage:
             work.on_commit = None
         done = await self._run(work)
         if self.lies(number):
-            raise StoreError("the store failed: the commit was not confirmed", outcome="not_sent")
+            raise database_failure("the store failed: the commit was not confirmed")
         return done

@@ -534,9 +534,19 @@ class TestOutage:
         assert world.ids() == world.made
 
     async def test_a_commit_whose_answer_is_lost(self, sqlite_file_url: str) -> None:
-        """A record is soon stale and resolved if its commit succeeded though the database reported a failure."""
+        """A payment whose record was committed is sent, though the database reported a failure."""
         async with failing(sqlite_file_url) as (world, outage, client):
             outage.lies = lambda number: number == 1
+            answer = await create(client)
+        assert world.made == [answer.transaction_id] == world.ids()
+        assert world.happened() == ["sent", "acknowledged"]
+
+    @pytest.mark.parametrize("then", ["away", "lies again"])
+    async def test_a_commit_whose_answer_is_lost_with_the_database(self, sqlite_file_url: str, then: str) -> None:
+        """Its record is soon stale and resolved, and nothing is sent."""
+        fails = never if then == "lies again" else lambda number: number == 2
+        async with failing(sqlite_file_url, fails) as (world, outage, client):
+            outage.lies = lambda number: number <= 2
             await _expect(client, StoreError, "not_sent")
             assert world.states() == ["SENDING"]
             await world.advance(11)
@@ -550,6 +560,24 @@ class TestOutage:
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
         assert world.happened() == ["sent", "acknowledged"]
+
+
+async def test_cancelled_while_it_recognises_its_record(
+    sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a commit without an answer too, a create that was cancelled is not sent, and its record says so."""
+    async with failing(sqlite_file_url) as (world, outage, client):
+
+        def lies(number: int) -> bool:
+            if number == 2:
+                stop_inside(monkeypatch, "row", stop)
+            return number == 1
+
+        outage.lies = lies
+        await stop.run(lambda: create(client))
+        assert world.states() == ["NOT_SENT"]
+        assert world.sent == 0
+    await resume(world)
 
 
 @pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)

@@ -6,8 +6,9 @@ may come at any await: each way out records the end of the attempt.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -99,18 +100,15 @@ class RecordedAttempts:
             raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
         if self.on_sending is not None:
             self.on_sending()
-        self.sent_at = called_at = self.utcnow()
-        called, waited = monotonic(), 0.0
+        called_at, called = self.utcnow(), monotonic()
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
-        made: list[Begun | None] = []
+        runs, made = list[Begun](), list[Begun | None]()
         time_of = self.store.database.time_of_transaction(self.utcnow)
 
         def begin(journal: Journal) -> Begun | None:
-            nonlocal waited
             # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
-            waited = pace * (monotonic() - called)
-            self.sent_at = sent_at = called_at + timedelta(seconds=waited)
+            sent_at = called_at + timedelta(seconds=pace * (monotonic() - called))
             if self.limits is not None:
                 # A create that finds its payment in the queue is a wish like others, and waits for none of them.
                 require_payment_within(
@@ -120,7 +118,7 @@ class RecordedAttempts:
                     at=time_of(journal.connection),
                     is_of_queue=self.asked_at is None,
                 )
-            return begin_payment(
+            begun = begin_payment(
                 journal,
                 self.guard,
                 self.request,
@@ -130,19 +128,23 @@ class RecordedAttempts:
                 asked_at=self.asked_at,
                 since=self.since,
                 is_unchecked=not self.is_checked(),
+                earlier=runs[-1] if runs else None,
             )
+            runs.extend([] if begun is None else [begun])
+            return begun
 
         def note(begun: Begun | None) -> None:
             made.append(begun)
-            if begun is not None and self.sent_at is not None:
-                self.attempt, self.is_queued = begun.attempt, begun.was_queued
-                self.store.note_newest(self.sent_at)
+            if begun is not None:
+                self.attempt, self.sent_at, self.is_queued = begun.attempt, begun.sent_at, begun.was_queued
+                self.store.note_newest(begun.sent_at)
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
             # With limits it holds the account's lock, which a shared transaction would keep for longer.
             share_key = self.request.key if self.limits is None else None
-            await self.store.write(begin, on_commit=note, share_key=share_key)
+            write = functools.partial(self.store.write, begin, on_commit=note, share_key=share_key)
+            await _write_begun(write, runs)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -150,7 +152,7 @@ class RecordedAttempts:
             raise
         if made[0] is None:
             raise KeyTakenError
-        return waited + REQUEST_MARGIN
+        return (made[0].sent_at - called_at).total_seconds() + REQUEST_MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.
@@ -199,3 +201,18 @@ class RecordedAttempts:
                 await anyio.sleep(pause)
             else:
                 return
+
+
+async def _write_begun(write: Callable[[], Awaitable[object]], runs: Collection[Begun]) -> None:
+    """Write the beginning of an attempt, whose `runs` are noted; again if the commit broke, and may have been made.
+
+    The second transaction waits for the locks of the first. So it finds the row of the first, or makes one.
+    """
+    try:
+        await write()
+    except StoreError as exc:
+        if not (runs and exc.is_database):
+            raise
+    else:
+        return
+    await write()

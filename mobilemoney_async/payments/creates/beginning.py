@@ -2,11 +2,15 @@
 
 The unique indexes decide between processes, whatever was read before. The version of the tables, the account's state
 and the unmatched transactions are read by the statement that makes the row, since each create pays for it.
+
+A row has the nonce of its latest attempt. After a commit that broke, and may have been made, the process begins again,
+and recognises its own row.
 """
 
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -43,9 +47,18 @@ _CHECKS = sa.select(*_FOUND)
 
 @attrs.frozen
 class Begun:
-    """Attempt that was begun: its number, and whether the payment was in the queue, by its row under the lock."""
+    """Attempt that was begun.
+
+    Attributes:
+        attempt: Its number.
+        sent_at: When it was begun.
+        nonce: Random, also in its row.
+        was_queued: Whether the payment was in the queue, by its row under the lock.
+    """
 
     attempt: int
+    sent_at: datetime
+    nonce: str
     was_queued: bool = False
 
 
@@ -60,6 +73,7 @@ def begin_payment(
     asked_at: datetime | None = None,
     since: int | None = None,
     is_unchecked: bool = False,
+    earlier: Begun | None = None,
 ) -> Begun | None:
     """Record that a payment is about to be sent, and return the attempt; None if another was faster.
 
@@ -74,6 +88,7 @@ def begin_payment(
         asked_at: As of `withdrawal`.
         since: Of a caller's create, the number of the first entry of the payment's history after it began.
         is_unchecked: Whether the credentials could not be checked.
+        earlier: What the last run of this transaction has begun, which is returned if it was committed.
 
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
@@ -84,14 +99,17 @@ def begin_payment(
     checks = guard.parameters(journal, request, sent_at)
     times = {"sent_at": sent_at, "stale_at": sent_at + timedelta(seconds=lives), "changed_at": sent_at}
     columns = {"state": PaymentState.SENDING, "stops_kind": True, "is_unchecked": is_unchecked, **times}
-    beginning = _Beginning(journal, guard, request, sent_at, columns, checks)
+    columns["nonce"] = nonce = secrets.token_hex(16)
+    beginning = _Beginning(journal, guard, request, sent_at, nonce, columns, checks)
     begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at, since)
     if begun is None:
         # Read after the database has refused the row: because of a duplicate, or of the key itself.
         duplicate = journal.find_duplicate(request)
         if duplicate is not None:
             raise duplicate_suspected(duplicate)
-        return None
+        if earlier is None or (row := journal.row(request.key, lock=True)) is None:
+            return None
+        return earlier if (row.nonce, row.state) == (earlier.nonce, PaymentState.SENDING) else None
     what, detail = PaymentEvent.SEND, f"attempt {begun.attempt}"
     journal.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
     return begun
@@ -105,6 +123,7 @@ class _Beginning:
     guard: DuplicateGuard
     request: PaymentRequest
     sent_at: datetime
+    nonce: str
     columns: Mapping[str, Any]  # which change with each attempt
     checks: Mapping[str, Any]
 
@@ -116,7 +135,7 @@ class _Beginning:
         if found is None:
             return None
         self._require_allowed(found)
-        return Begun(1)
+        return Begun(1, self.sent_at, self.nonce)
 
     def send_again(self, expected: int, asked_at: datetime | None, since: int | None) -> Begun | None:
         """Begin another attempt in a row, or return None if the row or a duplicate forbids it."""
@@ -143,7 +162,7 @@ class _Beginning:
             if journal.find_duplicate(request) is None:
                 raise  # refused for another reason, a trigger say: the caller would try again for ever
             return None
-        return Begun(expected + 1, was_queued)
+        return Begun(expected + 1, self.sent_at, self.nonce, was_queued)
 
     def _require_allowed(self, found: sa.Row[Any]) -> None:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
