@@ -346,7 +346,8 @@ class AccountSuspended(StoreError):
 class IdempotencyConflict(StoreError):
     """Key that was used for another payment, or is used up: that payment was cancelled. Nothing was sent.
 
-    Another payment has another type, phone number, amount or other extra fields.
+    Another payment has another type, phone number, amount or other extra fields. The key of a payout's retry is used up
+    too once the first payment has turned out to be paid.
     """
 
     outcome: CallOutcome = "not_sent"

@@ -255,24 +255,31 @@ async def test_a_refused_payment_is_cancelled_once_its_retry_is_approved(world: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("word", ["recover", "explain"])
 @BOTH
-async def test_a_retry_that_waits_is_cancelled_if_the_first_payment_turns_to_success(
-    world: World, client: AsyncClient
+async def test_a_retry_waits_for_a_decision_if_the_first_payment_turns_to_success(
+    world: World, client: AsyncClient, word: str
 ) -> None:
-    """Whoever reads it on a page of the list; the next retry leaves it out as well."""
+    """Whoever reads it on a page of the list, the next retry leaves it out; paid, it is cancelled, and else it goes."""
     batch = await approved(client)
     await send(client)
     await settle(world, client)
     retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
     world.service.payments[0].status = "SUCCESS"
     await world.read(client)
-    lines = await client.payouts.report(retry.id)
-    assert [line.state for line in lines] == ["CANCELLED", "QUEUED", "QUEUED"]
     await send(client)
     await settle(world, client)
+    assert [line.state for line in await client.payouts.report(retry.id)] == ["QUEUED", "FAILED", "FAILED"]
     again = await client.payouts.retry(batch.id, by="Asha")
     assert again.lines == 2 and "another final state" in again.left_out[1]
-    assert live(world) == {number(0): 1}
+    first = world.service.payments[0].id
+    if word == "explain":
+        await client.payments.explain(first, note="Asha: the customer does not have it")
+    else:
+        await client.payments.recover({f"{(await client.payouts.report(batch.id))[0].key}": first}, note="Asha: paid")
+    await send(client, 40.0)
+    assert (await client.payouts.report(retry.id))[0].state == ("ACKNOWLEDGED" if word == "explain" else "CANCELLED")
+    assert live(world) == {number(0): 2 if word == "explain" else 1}
 
 
 @pytest.mark.slow
@@ -423,8 +430,13 @@ class Step:
                 break
         await self.world.read(self.client)
 
+    async def recover(self) -> None:
+        for each in await self.client.payments.list():
+            if each.is_contradicted:
+                await self.client.payments.recover({each.key: str(each.transaction_id)}, note="Asha: paid")
+
 
 STEPS = (
     *(Step.retry, Step.approve, Step.send, Step.settle) * 2,
-    *(Step.approve, Step.cancel, Step.create, Step.enqueue, Step.withdraw, Step.look, Step.turn),
+    *(Step.approve, Step.cancel, Step.create, Step.enqueue, Step.withdraw, Step.look, Step.turn, Step.recover),
 )

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
     SUSPECT,
@@ -93,6 +93,7 @@ def begin_payment(
     Raises:
         DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
         AccountSuspended: The account begins no payment now.
+        IdempotencyConflict: It was made by a retry in place of a payment that has moved money after all.
         StoreError: Another release has changed the tables since this process began; or someone has taken the payment
             out of the queue from `since` on, and was told that it is not sent.
     """
@@ -148,6 +149,8 @@ class _Beginning:
             return None
         if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
             return None
+        if (why := journal.repeated(row)) is not None:
+            raise IdempotencyConflict(f"{why}: nothing was sent")
         was_queued = row.state == PaymentState.QUEUED
         if since is not None and not was_queued and journal.was_taken_out(request.key, since=since):
             said = "it was taken out of the queue meanwhile; nothing was sent"

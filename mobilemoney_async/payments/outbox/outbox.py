@@ -234,12 +234,17 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
 def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
 
-    One that waits already goes on to do so: someone holds it, perhaps for longer. The reason has its time: nothing
-    takes it back when it ends, only the next try.
+    A retry of a payment that has moved money after all leaves the queue. One that waits already goes on to do so:
+    someone holds it, perhaps for longer. The reason has its time: only the next try takes it back.
     """
-    record = journal.find(key, lock=True)
-    if record is None or record.state is not PaymentState.QUEUED:
+    row = journal.row(key, lock=True)
+    if row is None or row.state != PaymentState.QUEUED:
         return None
+    if (why := journal.repeated(row)) is not None:
+        _take_out(journal, _columns.key == key, PaymentEvent.CANCEL, source=Source.ANSWER, note=why, at=at)
+        journal.change(key, {"error": shorten(why)})
+        return None
+    record = to_record(row)
     if record.not_before is not None and record.not_before > at:
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.

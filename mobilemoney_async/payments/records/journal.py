@@ -55,11 +55,6 @@ HAS_TURNED: tuple[str, str] = (PaymentCause.CHANGED.value, _PAID)
 """Cause and `about` of a payment that failed, and is shown as paid now."""
 
 
-def repeats_paid(key: str) -> str:
-    """Return why a retry of a payment is not sent, which has turned out to be paid."""
-    return f"payment {key!r}, which it repeats, has turned to SUCCESS"
-
-
 @attrs.define(eq=False)
 class Journal:
     """Payments of one account, inside one transaction of the connection.
@@ -215,8 +210,9 @@ class Journal:
             self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail, values=values)
         elif values:
             self.change(row.key, values)
-        if entry.event is PaymentEvent.PUT_BACK and (cancel := self._cancellation(row, entry)) is not None:
-            return self.save(cancel)
+        if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
+            said = "its batch was cancelled meanwhile"
+            return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
         return None
 
     def _confirm(self, entry: JournalEntry, problem: str | None) -> None:
@@ -262,33 +258,16 @@ class Journal:
         self.execute(unmatched.update().where(*line).values(told_at=entry.at))
         self.publish_unclaimed(name, status, at=entry.at)
         logger.error("payment %r was taken for transaction %s, which it is not: paid twice?", row.key, name)
-        self.cancel_retry(row, f"payment {row.key!r}, which it repeats, exists", source=entry.source, at=entry.at)
         is_shown_by_it = shown is not None and record.external_id == shown.external_id
         return {"transaction": None, "error": None, **({"external_id": None} if is_shown_by_it else {})}
 
-    def cancel_retry(self, row: sa.Row[Any], why: str, *, source: Source, at: datetime) -> None:
-        """Take a payment out of the queue that a retry has made in place of another one, which did not fail after all.
-
-        One that is on its way is taken out if it comes back: see `save`.
-        """
-        later: sa.Row[Any] | None = row
-        while later is not None and later.next_key is not None:
-            later = self.row(later.next_key, lock=True)
-        if later is not None and later.state == PaymentState.QUEUED and later.is_certain is not False:
-            self.save(JournalEntry(later.key, later.attempt, PaymentEvent.CANCEL, source=source, at=at, detail=why))
-
-    def _cancellation(self, row: sa.Row[Any], entry: JournalEntry) -> JournalEntry | None:
-        """Return the end of a payment that has come back unsent, and is not to be sent again; None if it is."""
-        cancel = attrs.evolve(entry, event=PaymentEvent.CANCEL, detail="its batch was cancelled meanwhile")
-        if self._is_batch_cancelled(row.batch):
-            return attrs.evolve(cancel, source=Source.PERSON)
-        before: str | None = row.previous_key
-        while before is not None and (earlier := self.row(before)) is not None:
-            if earlier.state == PaymentState.ACKNOWLEDGED:
-                return attrs.evolve(cancel, detail=f"payment {before!r}, which it repeats, exists")
-            if earlier.status == _PAID or (earlier.cause, earlier.about) == HAS_TURNED:
-                return attrs.evolve(cancel, detail=repeats_paid(before))
-            before = earlier.previous_key
+    def repeated(self, row: sa.Row[Any]) -> str | None:
+        """Return why a payment is never sent that a retry has made: the one before it has moved money after all."""
+        key: str | None = row.previous_key
+        while key is not None and (earlier := self.row(key)) is not None:
+            if earlier.state == PaymentState.ACKNOWLEDGED or earlier.status == _PAID:
+                return f"payment {row.key!r} repeats {key!r}, which was made after all"
+            key = earlier.previous_key
         return None
 
     def _is_batch_cancelled(self, batch: str | None) -> bool:

@@ -15,7 +15,7 @@ from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.entries import JournalEntry
-from mobilemoney_async.payments.records.journal import Journal, repeats_paid
+from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import reason_columns
@@ -51,9 +51,6 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
             return None  # told before
         if transaction.is_final:
             journal.change(row.key, reason_columns(changed))
-            if transaction.succeeded and row.type == TransactionType.DISBURSEMENT:
-                # No other of its kind begins: `duplicates.TURNED`.
-                journal.cancel_retry(row, repeats_paid(row.key), source=source, at=at)
         entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
         return journal.contradict(entry, f"was finally {row.status}, and is {shown_text(status)}")
     values: dict[str, Any] = {"status": status}
@@ -95,9 +92,6 @@ def take_final_state(
     values = {"status": status, "transaction": dump(transaction), "changed_at": at, **reason_columns(None)}
     change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
     journal.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
-    row = journal.row(record.key)
-    if transaction.succeeded and row is not None:
-        journal.cancel_retry(row, repeats_paid(row.key), source=Source.PERSON, at=at)
 
 
 def _hold_open(journal: Journal, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
