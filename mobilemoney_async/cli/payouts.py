@@ -19,6 +19,7 @@ from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
     Unmasked,
+    Yes,
     command_line,
     require_service,
     require_yes,
@@ -214,7 +215,13 @@ def cancel(*, id: Id, by: By, as_json: AsJSON = False, service: Service) -> None
 @add_command(payouts_app, "status")
 @with_service()
 def status(
-    *, id: OptionalId = None, send: Send = False, resume: Resume = False, as_json: AsJSON = False, service: Service
+    *,
+    id: OptionalId = None,
+    send: Send = False,
+    resume: Resume = False,
+    yes: Yes = False,
+    as_json: AsJSON = False,
+    service: Service,
 ) -> None:
     """Show the latest batches, or one with the states of its payouts.
 
@@ -223,8 +230,8 @@ def status(
     """
     if id is None and send:
         raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
-    if resume and not send:
-        raise typer.BadParameter("--resume goes with --send", param_hint="--resume")
+    for option in (("--resume",) * resume + ("--yes",) * yes) * (not send):
+        raise typer.BadParameter(f"{option} goes with --send", param_hint=option)
     if id is None:
         found = _run(lambda payouts: payouts.list(), service)
         if as_json:
@@ -241,7 +248,7 @@ def status(
             approve = command_line("payouts", "approve", id, "--by", "NAME", *service.store_flags)
             advice = f"; another person approves it: {approve}" if batch.state == "proposed" else ""
             raise Refused(f"batch {id!r} is {batch.state}, not approved: nothing is sent{advice}")
-        confirm_sending(settings, id, service)
+        confirm_sending(settings, id, service, yes=yes)
         _send(id, service, as_json=as_json, resume=resume)
     else:
         batch = _run(lambda payouts: payouts.get(id), service)

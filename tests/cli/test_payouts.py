@@ -251,6 +251,23 @@ def test_an_unknown_payout_ends_with_3_and_the_next_step(
     assert "1 unknown" in ran.stdout and "do not pay them in another way" in ran.stderr
 
 
+def test_a_script_sends_a_batch_of_real_money_with_its_yes(
+    shop: Path, sandbox: Sandbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal nobody can be asked; --yes goes with --send alone."""
+    batch, sent = propose(), list[str]()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    monkeypatch.delenv("MOBILEMONEY_BASE_URL")
+    profile = f'profile = "p"\n[profiles.p]\nbase_url = "{url}"\nproduction = true\n'
+    (shop / "mobilemoney.toml").write_text(profile, encoding="utf-8")
+    monkeypatch.setattr(payouts, "_send", lambda name, *_, **options: sent.append(name))
+    assert run("payouts", "status", batch, "--send").exit_code == 2
+    assert run("payouts", "status", batch, "--yes").exit_code == 2
+    assert not sent
+    assert run("payouts", "status", batch, "--send", "--yes").exit_code == 0
+    assert sent == [batch]
+
+
 @pytest.mark.costly("runs lines of cli/payouts.py that no quick test runs")
 def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sandbox) -> None:
     """Ctrl-C says how; nothing is sent twice."""
