@@ -1,11 +1,12 @@
 """A final state that changes on a later page is told once, whoever reads the list."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
 import pytest
 
-from mobilemoney_async import PaymentCause, SQLStore
+from mobilemoney_async import PaymentCause, SQLStore, StoreError
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
@@ -82,6 +83,31 @@ async def test_a_final_state_that_the_list_showed_first_is_told(sqlite_file_url:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("amount", ["5000", "4999"])
+async def test_a_stored_transaction_that_cannot_be_read_is_recovered(sqlite_file_url: str, amount: str) -> None:
+    """By the word of an operator the record has what the service shows now, if that is this payment."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [Order("k", "collections", number(1))])
+        payment = world.service.payments[-1]
+        world.service.finish(payment)
+        async with client.poller(resume=True) as poller:
+            await poller.wait(payment.id)
+        before = await world.get(client, "k")
+        assert before.transaction is not None and before.is_final
+        edit(world.url, payments.update().values(transaction='{"id": "\\ud800"}'))
+        broken = await world.get(client, "k")
+        assert (broken.transaction, broken.error is None) == (None, False)
+        payment.amount = amount
+        is_same, again = amount == "5000", {"k": payment.id}
+        with nullcontext() if is_same else pytest.raises(StoreError):
+            (found,) = await client.payments.recover(again, note="Asha")
+            assert found.transaction == before.transaction
+        shown = await world.get(client, "k")
+        assert (shown.transaction is not None, shown.error is None) == (is_same, is_same)
+        assert shown.status == "SUCCESS"
+
+
 async def test_an_erased_number_does_not_come_back_with_another_state(sqlite_file_url: str) -> None:
     """Not as an operator takes the new state, nor as the list shows it after that."""
     world = make_world(sqlite_file_url)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import international, may_be_number, shift
+from mobilemoney_async.contract.comparison import international, is_same_payment, may_be_number, shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -87,10 +87,7 @@ def _import(
     """Record a transaction that no payment owns as the payment of a key, new or not, and return the payment."""
     record, name = journal.find(key, lock=True), transaction.id
     if record is not None and record.transaction_id == name:
-        if record.cause is not PaymentCause.CHANGED or not transaction.is_final:
-            return record  # imported before
-        take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
-        return journal.find(key) or record
+        return _import_again(journal, record, transaction, note=note, now=now)
     owner = owners(journal, [name]).get(name)
     if owner is not None:
         raise _refused(f"transaction {name} is payment {owner.key!r} already")
@@ -115,6 +112,20 @@ def _import(
     if isinstance(adopted, StoreError):
         raise adopted  # someone has given it to another payment at this moment: nothing was changed here
     return adopted
+
+
+def _import_again(
+    journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
+) -> PaymentRecord:
+    """Return the payment that owns a transaction; with that as it is now, if it has changed or cannot be read here."""
+    is_unreadable = record.is_final and record.transaction is None  # as written by an earlier version
+    if not transaction.is_final or not (is_unreadable or record.cause is PaymentCause.CHANGED):
+        return record
+    amount = f"{record.amount:f}"
+    if not is_same_payment(transaction, type=record.type, phone_number=record.phone_number, amount=amount):
+        raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
+    take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
+    return journal.find(record.key) or record
 
 
 def _own_skew(journal: Journal, now: datetime) -> Skew | None:
