@@ -85,9 +85,7 @@ def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[
     """
     table, number = payments.c, international(row.phone_number)
     made_at = shift(row.created_at or _FIRST_MOMENT, -ahead)
-    alike = sa.select(payments).where(
-        table.account == journal.account, table.amount == plain(row.amount), table.sent_at.is_not(None)
-    )
+    alike = sa.select(payments).where(table.account == journal.account, table.amount == plain(row.amount))
     erased = ""
     if number is not None:
         erased = f"{ERASED}{digest(journal.number_key(), number)}"
@@ -97,8 +95,8 @@ def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[
         # One that was queued is created long before it is sent; one that was sent again shows its last time only.
         alike = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
         alike = alike.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
-    # No bare column: for its order the index on times would be read, through all other kinds.
-    sent_at = sa.func.coalesce(table.sent_at, table.created_at)
+    # No bare column: by the index on times, all payments of the account would be read. Without a time it is on no side.
+    sent_at = sa.func.coalesce(table.sent_at, sa.null())
     before = alike.where(sent_at <= made_at).order_by(sent_at.desc(), table.key)
     after = alike.where(sent_at > made_at).order_by(sent_at, table.key)
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
