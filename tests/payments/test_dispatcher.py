@@ -357,6 +357,27 @@ async def test_unknown_results_pause_the_dispatcher_only_in_a_row(sqlite_file_ur
 
 
 @pytest.mark.slow
+async def test_unknown_results_of_one_type_are_counted_whatever_the_other_does(sqlite_file_url: str) -> None:
+    """Payouts that are paid in between say nothing about collections, which wait; the payouts go on as before."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    world.sandbox.script(faults.drop(processed=False), on="c2b", times=1000)
+    async with world.client(retry=NO_RETRIES, on_event=events.append) as client:
+        for each in range(20):
+            await enqueue(client, 1, start=2 * each)
+            await enqueue(client, 1, start=2 * each + 1, type="disbursement")
+        async with client.dispatcher(per_minute=600, pause_after=None) as dispatcher:
+            await anyio.sleep(8)
+            assert [reason.partition(":")[0] for reason in pauses(events)] == ["5 results in a row are unknown"]
+            await anyio.sleep(10)
+            assert 26 <= world.sent <= 36
+            assert dispatcher.stats.queued == 40 - world.sent
+            dispatcher.resume()
+            assert dispatcher.stats.paused is None
+        records = await client.payments.list()
+    assert sum(each.state is PaymentState.ACKNOWLEDGED for each in records) == 20
+
+
+@pytest.mark.slow
 async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
     """It counts from the beginning, and reports each pause once, also where answers take long."""
     world, events = make_world(sqlite_file_url), list[Event]()

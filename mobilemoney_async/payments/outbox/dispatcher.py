@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
@@ -74,7 +75,7 @@ _PATIENCE, _DRAIN = 10.0, 10.0
 _IN_FLIGHT = 20
 # How long an equal end counts for the next payment.
 _RECENT = timedelta(days=1)
-# Unknown results in a row after which payments of the type wait: those that are still queued need no decision.
+# Unknown results of a type in a row after which its payments wait: those that are still queued need no decision.
 _UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
 _OWN_PAUSE = 30.0
@@ -147,7 +148,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._order: Pause | None = None  # of this program, which the store does not have yet
         self._is_closed = False
         self._obstacles: dict[TransactionType, _Obstacle] = {}
-        self._unknown = 0
+        self._unknown: Counter[TransactionType] = Counter()  # results in a row
         self._whose = "" if store.account == "default" else f" of account {store.account!r}"  # for the log
 
     @asynccontextmanager
@@ -182,8 +183,9 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """State of the dispatcher now."""
         obstacles = [each.reason for each in self._obstacles.values()]
         paused, finishes_at = self._paused or next(iter(obstacles), None), None
-        if paused is None and self._pause.until is not None and self._utcnow() < self._pause.until:
-            paused = self._pause.reason  # another process could not send
+        pause = self._pause if self._order is None else self._order
+        if paused is None and pause.until is not None and self._utcnow() < pause.until:
+            paused = pause.reason  # another process could not send
         if paused is None and self._leased_until > anyio.current_time():
             now = self._utcnow()
             finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
@@ -197,7 +199,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     def resume(self) -> None:
         """Go on after `pause`, or after a dispatcher has paused by itself, in this process or another one."""
-        self._order, self._unknown, self._next_at = Pause(resumed_at=self._utcnow()), 0, -math.inf
+        self._order, self._next_at = Pause(resumed_at=self._utcnow()), -math.inf
+        self._unknown.clear()
         self._obstacles.clear()
         self._stir()
 
@@ -246,12 +249,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             await self._look(())
             return _LOOK if self._order is not None else _WAIT
         now = anyio.current_time()
-        if now < self._next_at or len(self._sending) >= (1 if self._unknown >= _UNKNOWN else _IN_FLIGHT):
+        if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-        types = [each for each in TransactionType if not self._is_blocked(each, now)]
+        tried = {each.type for each, _ in self._sending.values() if self._unknown[each.type] >= _UNKNOWN}
+        types = [each for each in TransactionType if each not in tried and not self._is_blocked(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:
-            return _LOOK if types else min([_WAIT, *(each.until - now for each in self._obstacles.values())])
+            ends = (each.until - now for each in self._obstacles.values() if each.until > now)
+            return _LOOK if types else min([_WAIT, *ends])
         await self._begin(tasks, *found)
         return 0.0
 
@@ -338,7 +343,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if scope.cancelled_caught:
                 return
             self._sent += 1
-            self._unknown = 0
+            self._unknown[record.type] = 0
             await self._unblock(record.type)
         except MobileMoneyError as exc:
             await self._failed(record, exc)
@@ -352,14 +357,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if await self._put_off(record, error):  # still queued: nothing was sent
                 return
             self._sent += 1
-            self._unknown += 1
+            self._unknown[record.type] += 1
             logger.warning("queued payment %r%s has an unknown result: %s", record.key, self._whose, error)
-            if self._unknown >= _UNKNOWN:
-                self._block(record.type, f"{self._unknown} results in a row are unknown: {error}")
+            if (count := self._unknown[record.type]) >= _UNKNOWN:
+                self._block(record.type, f"{count} results in a row are unknown: {error}")
                 await self._show()
         elif isinstance(error, APIError) and error.outcome == "refused" and not _is_refused_for_all(error):
             self._sent += 1
-            self._unknown = 0
+            self._unknown[record.type] = 0
             logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
             await self._unblock(record.type)
         elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
