@@ -660,6 +660,25 @@ async def test_a_dispatcher_that_is_left_hands_over_within_two_seconds(world: Wo
         assert world.sent == 4
 
 
+@pytest.mark.slow
+async def test_a_dispatcher_that_waits_for_the_rate_limit_stays_the_only_one(sqlite_file_url: str) -> None:
+    """Another one that took over would need a place of its own for the same payment, and count it as sent."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client, world.client(retry=NO_RETRIES) as other:
+        world.sandbox.script(faults.rate_limited(60), on="c2b", times=2)
+        for number, each in enumerate((client, other)):
+            with pytest.raises(RateLimitExceeded):
+                await each.collections.create(phone_number=PHONE_NUMBER, amount=5 + number, idempotency_key=str(number))
+        await enqueue(client, 1)
+        async with client.dispatcher(per_minute=600) as one:
+            await anyio.sleep(1)
+            async with other.dispatcher(per_minute=600) as two:
+                await anyio.sleep(30)
+                assert one.stats.finishes_at is not None is two.stats.finishes_at
+                await anyio.sleep(40)
+                assert (one.stats.sent, two.stats.sent, world.sent) == (1, 0, 3)
+
+
 async def test_a_dispatcher_whose_lease_ended_while_it_was_renewed_sends_nothing(sqlite_file_url: str) -> None:
     """As on a machine that was asleep: another process may dispatch by now."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)

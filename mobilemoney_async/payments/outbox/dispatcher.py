@@ -315,6 +315,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                     await granted.wait()
                     return
                 with suppress(StoreError):  # what waits decides as it begins, too
+                    if not await self._is_holder():
+                        self._stop_waiting()
                     pause = await self._store.read(find_pause, share_key="")
                     if pause.lasts and self._order is None:  # of another process
                         self._take(pause, None)
