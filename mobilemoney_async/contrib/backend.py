@@ -344,7 +344,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def _create(self, wanted: _Wanted, create: _Create) -> None:
         kind, order, number, amount = wanted
         payment: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
-        state: PaymentState | None = None
+        state, is_own = None, False
         with create.scope:
             try:
                 if create.is_new:
@@ -352,7 +352,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                     queued = await self._payments.enqueue(
                         type=kind, not_before=_HELD, not_after=until, priority=1, **payment
                     )
-                    state = queued.state
+                    state, is_own = queued.state, queued.not_before == queued.changed_at + _HELD
                 if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
                     create.is_shown.set()
                 creates = self.client.collections if kind == "collection" else self.client.disbursements
@@ -364,7 +364,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                     if create.names is not None and is_unmade(exc):  # no phone rang
                         self._limits.give_back(create.names, create.began_at)
                 _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
-                if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
+                if is_own and state is PaymentState.QUEUED:  # by this create, not by the merchant since it looked
                     with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
                         await self._payments.cancel(order, note="its create has failed", reusable=True)
             finally:

@@ -23,6 +23,7 @@ from mobilemoney_async import (
     MobileMoneyError,
     OutcomeUnknown,
     PaymentCause,
+    PaymentState,
     PermissionDenied,
     RateLimiter,
     RetryPolicy,
@@ -345,6 +346,35 @@ async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sa
     async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
         await on_settled.called(1)
     assert on_settled.keys == ["order-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [None, timedelta(hours=1)])
+async def test_an_order_that_the_merchant_queues_at_that_moment_stays_queued(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: timedelta | None
+) -> None:
+    """Its create fails, since the token is refused: that takes back only what the create itself has queued."""
+    async with opened(sandbox, tmp_path, token="revoked") as backend:
+        backend.dispatcher.pause()
+        payments = backend.client.payments
+        get = payments.get
+
+        async def get_and_queue(key: str) -> Any:
+            found = await get(key)
+            await payments.enqueue(
+                type="collection", phone_number=PAYS, amount=1500, idempotency_key=key, not_before=delay
+            )
+            return found
+
+        monkeypatch.setattr(payments, "get", get_and_queue)
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        monkeypatch.undo()
+        record = await payments.get("order-1")
+        assert record is not None and record.state is PaymentState.QUEUED and len(record.history) > 1
+        with pytest.raises(MobileMoneyError):
+            await backend.collect("order-2", phone_number=PAYS, amount=1500)
+        record = await payments.get("order-2")
+        assert record is not None and record.state is PaymentState.NOT_SENT
 
 
 @pytest.mark.costly("runs lines of contrib/orders.py that no quick test runs")
