@@ -60,9 +60,8 @@ from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, 
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-_LEASE = 30.0
-# Seconds between two looks whether another process has ended its comparison.
-_PAUSE = 0.3
+# Seconds: the lease, and between two looks whether another process has ended its comparison.
+_LEASE, _PAUSE = 30.0, 0.3
 # Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
 _BACKOFF, _PATIENCE = 10.0, 10.0
 # No payment of ours is older; an edited row may be, and the calendar has a first day.
@@ -245,8 +244,11 @@ class Recovery:
                     facts = await self.binding.read()
                     if not must_compare(facts, self._pipeline.utcnow()):
                         return True
-        except TimeoutError:
-            raise _UnreadableError(_UNREADABLE) from None
+        except BaseException as exc:  # the lease may be taken all the same
+            await shielded(lease.give_back, timeout=_PATIENCE, ignored=StoreError)
+            if isinstance(exc, TimeoutError):
+                raise _UnreadableError(_UNREADABLE) from None
+            raise
         async with lease.held(poll=_PAUSE):
             facts = await self.binding.read()  # another process may have ended its comparison just now
             if must_compare(facts, self._pipeline.utcnow()):
