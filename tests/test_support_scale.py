@@ -66,7 +66,7 @@ def test_two_runs_have_all_pairs_and_all_slow_tests(monkeypatch: pytest.MonkeyPa
 def test_each_share_of_a_run_begins_with_long_tests(workers: int) -> None:
     """And no test is lost, or runs twice, however many of them are long."""
     for quick, long in ((20, 0), (20, 2), (41, 7), (3, 20)):
-        items = [*map(_plain, ["quick"] * quick), *map(_plain, ["soak"] * long)]
+        items: list[Any] = [*map(_plain, ["quick"] * quick), *map(_plain, ["soak"] * long)]
         ordered = spread(items, workers)
         assert len(ordered) == len(items)
         assert {*map(id, ordered)} == {*map(id, items)}
