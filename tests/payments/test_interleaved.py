@@ -325,7 +325,7 @@ PAIRS = [
         one,
         two,
         id=f"{state}: {one}, {two} in between",
-        marks=[pytest.mark.slow] if re.search("approved|imported", state + one) else [],
+        marks=[pytest.mark.slow] if re.search("approved|imported", state + one + two) else [],
     )
     for state, works in WORKS.items()
     for one, two in itertools.permutations(works, 2)
