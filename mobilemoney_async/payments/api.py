@@ -94,8 +94,8 @@ class Payments(PaymentBook):
             InvalidRequest: An argument is blank or of a wrong type.
             StoreError: A transaction belongs to a payment, is of another kind than the key's payment, or so young that
                 it may be a payment on its way; a key belongs to another transaction, or a phone number is missing.
-                Those before it were imported.
-            MobileMoneyError: A transaction could not be fetched. Those before it were imported.
+                Those before it were imported, and the error names the key.
+            MobileMoneyError: A transaction could not be fetched. Those before it were imported, as above.
         """
         if not isinstance(keys, Mapping):
             raise refuse("keys", "a mapping of keys to transaction ids", keys)

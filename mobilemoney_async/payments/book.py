@@ -327,9 +327,7 @@ class PaymentBook:
 
         said = await self._store.decide(say, self._utcnow)
         if said is None:
-            raise StoreError(
-                f"transaction {name!r} is a payment of this store: nothing was changed", outcome="not_sent"
-            )
+            raise StoreError(f"transaction {name!r} is a payment of this store", outcome="not_sent")
         return said
 
     def changes(

@@ -22,6 +22,7 @@ from mobilemoney_async import (
     PaymentState,
     SQLStore,
     StoreError,
+    TransactionNotFound,
 )
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.database.serialization import dump
@@ -786,3 +787,21 @@ async def test_credentials_that_are_refused_raise_that(world: World) -> None:
         said = await world.attempt(client, order("disbursements"))
         assert isinstance(said, MobileMoneyError)
         assert not isinstance(said, StoreError)
+
+
+@pytest.mark.parametrize("fault", ["of another payment", "not known"])
+async def test_an_import_that_stops_names_its_row_and_those_before_it(sqlite_file_url: str, fault: str) -> None:
+    """The first is imported and stays so: the error says which key failed, and never that nothing was changed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        made = [world.service.make("collection", number(each), "5000") for each in (1, 2, 3)]
+        await anyio.sleep(2 * GRACE)
+        keys = {f"old-{each}": row.id for each, row in enumerate(made, 1)}
+        keys["old-2"] = "txn_unknown" if fault == "not known" else keys["old-1"]
+        expected: type[MobileMoneyError] = TransactionNotFound if fault == "not known" else StoreError
+        with pytest.raises(expected) as caught:
+            await client.payments.recover(keys, note="Asha: our books")
+        assert f"'old-2'={keys['old-2']}" in str(caught.value) and "1 of 3" in str(caught.value)
+        assert "nothing was changed" not in str(caught.value)
+        found = [await client.payments.get(key) for key in keys]
+    assert [each is not None and each.transaction_id for each in found] == [made[0].id, False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -16,7 +17,7 @@ from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import payments
-from mobilemoney_async.errors import InvalidRequest, StoreError
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
@@ -61,15 +62,21 @@ async def import_transactions(
     wait = store.settles_after(pipeline.options.timeout)
     done: list[PaymentRecord] = []
     for key, name in keys.items():
-        row = rows.get(name)
-        if row is None:
-            facts, asked_at = AnswerFacts(), pipeline.utcnow()
-            answer = await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name}, facts=facts)
-            row, sample = answer.transaction, read_sample(facts.date, began_at=asked_at, ended_at=pipeline.utcnow())
-            dates += [] if sample is None else [sample]
-        number = phone_numbers.get(name) or international(row.phone_number)
-        work = partial(_import, key=key, transaction=row, number=number, note=note, wait=wait, dates=dates)
-        done.append(await store.decide_about(key, work, pipeline.utcnow))
+        try:
+            row = rows.get(name)
+            if row is None:
+                facts, asked_at = AnswerFacts(), pipeline.utcnow()
+                answer = await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name}, facts=facts)
+                row, sample = answer.transaction, read_sample(facts.date, began_at=asked_at, ended_at=pipeline.utcnow())
+                dates += [] if sample is None else [sample]
+            number = phone_numbers.get(name) or international(row.phone_number)
+            work = partial(_import, key=key, transaction=row, number=number, note=note, wait=wait, dates=dates)
+            # One by one: fetching may take minutes, and an interruption must not lose what was fetched.
+            done.append(await store.decide_about(key, work, pipeline.utcnow))
+        except MobileMoneyError as exc:
+            said = copy(exc)  # others may have been given the same one
+            said.args = (f"{exc}; this was {key!r}={name}, imported before it: {len(done)} of {len(keys)}",)
+            raise said from exc
     return done
 
 
@@ -110,7 +117,7 @@ def _import(
         record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
     adopted = assign(journal, record, transaction, note=note, now=now)
     if isinstance(adopted, StoreError):
-        raise adopted  # someone has given it to another payment at this moment: nothing was changed here
+        raise adopted  # someone has given it to another payment at this moment
     return adopted
 
 
@@ -182,4 +189,4 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
 
 
 def _refused(reason: str) -> StoreError:
-    return StoreError(f"{reason}: nothing was changed", outcome="not_sent")
+    return StoreError(reason, outcome="not_sent")
