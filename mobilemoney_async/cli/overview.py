@@ -228,6 +228,7 @@ class _Lines:
         self._last: Any = None
         self._is_away = False
         self._known = frozenset[str]()
+        self._warned = frozenset[str]()
 
     def __call__(self) -> None:
         found = self._view.latest
@@ -249,7 +250,12 @@ class _Lines:
             self._print_new(found)
 
     def _print_new(self, found: Overview) -> None:
-        """Print the next steps for payments that were not known to need attention."""
+        """Print why payments do not go on, and the next steps for payments that need attention, where that is new."""
+        warned = list(warnings(found))
+        for warning in warned:
+            if warning not in self._warned:
+                print(f"  {output.visible(f'! {warning}')}", flush=True)
+        self._warned = frozenset(warned)
         for record in found.needs_attention:
             if record.key not in self._known:
                 step = next_step(record, found.at, grace=timedelta(seconds=found.grace))

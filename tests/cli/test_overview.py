@@ -207,6 +207,18 @@ async def test_a_store_that_is_away_for_a_while_is_waited_for(
     own.database.close()
 
 
+def test_lines_say_once_why_payments_do_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no terminal, too: a pause, say, and again if it ends and comes again."""
+    view = View("default", unmasked=False)
+    show = overview._Lines(view, as_json=False)
+    counts = list[int]()
+    for pending, paused in enumerate(["no float", "no float", None, "no float"]):
+        view.latest = overview_of(pending=pending, paused=paused)
+        show()
+        counts.append(capsys.readouterr().out.count("! nothing is sent from the queue: no float"))
+    assert counts == [1, 0, 0, 1]
+
+
 class TestCommand:
     """As a program."""
 
