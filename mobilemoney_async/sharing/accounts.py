@@ -95,7 +95,8 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
     is_failing = row.error_at is not None and row.error_at > now - _FAILING
     # The first payment after a pause is compared in seconds.
     is_late = row.due_since is not None and row.due_since < now - _COMPARING
-    is_behind = is_late or (row.due_since is not None and bool(row.went_backwards))
+    # After a restore disbursements wait for the repeated comparison as well.
+    is_behind = is_late or (bool(row.went_backwards) and (row.due_since or row.again_at) is not None)
     reasons: Sequence[tuple[AccountNeed, object]] = (
         (AccountNeed.UNMATCHED, counts["unmatched"]),
         (AccountNeed.UNKNOWN, counts["unknown"]),

@@ -193,4 +193,7 @@ def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
     assert [row.went_backwards for row in found] == [True] * 3
     assert all(row.due_since is not None and row.known_until is None for row in found)
     assert run("list", "--store", url).stdout.count("behind") == 3  # at once
+    # Compared once, and to be compared again: disbursements still wait.
+    execute(url, sa.update(accounts).values(due_since=None, again_at=found[0].due_since))
+    assert run("list", "--store", url).stdout.count("behind") == 3
     assert run("restored", "--note", "", "--store", url).exit_code == 2
