@@ -227,7 +227,7 @@ def audit(
     others_pay: OthersPay = False,
     service: Service,
 ) -> None:
-    """Compare the store with the service's transaction list, for some days. Changes nothing.
+    """Compare the store with the service's transaction list, for some days. Sends no money.
 
     Takes the service and the credentials as reconcile does. Exit code 1 if something differs, for cron to report.
     """

@@ -110,7 +110,8 @@ class Payments(PaymentBook):
 
         It costs one request for a hundred transactions of those days, in the part of the rate limit that payments
         leave, and a few more. The service's time zone is not documented: its days may begin at another hour than UTC's.
-        It changes nothing, and may be cancelled.
+        It sends no money and may be cancelled. A final state that has changed at the service is recorded as a
+        contradiction.
 
         Args:
             from_date: The first day.
