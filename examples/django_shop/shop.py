@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import django
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.db import connection, models, transaction
+from django.db import close_old_connections, connection, models, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from starlette.applications import Starlette
@@ -103,6 +104,7 @@ def store() -> SQLStore:  # orders and payments: one database
 
 
 async def settle(change: PaymentChange) -> None:
+    await sync_to_async(close_old_connections)()  # Django does that only around requests
     # Safe to repeat: a change may come twice.
     orders = Order.objects.filter(id=change.key)
     if change.status == "SUCCESS":
