@@ -15,6 +15,7 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.db import close_old_connections, connection, models, transaction
 from django.http import HttpRequest, JsonResponse
+from django.shortcuts import get_object_or_404
 from django.urls import path
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -49,13 +50,13 @@ class Order(models.Model):
 
 
 def order(request: HttpRequest, number: str) -> JsonResponse:
-    if request.method != "POST":
-        return JsonResponse(Order.objects.get(id=number).state, safe=False)
-    try:
-        place(number, json.loads(request.body)["phone_number"])
-    except MobileMoneyError as error:  # a wrong number, another payment of the order
-        return respond(answer_error(error))
-    return JsonResponse("open", safe=False, status=202)
+    if request.method == "POST":
+        try:
+            place(number, json.loads(request.body)["phone_number"])
+        except MobileMoneyError as error:  # a wrong number, another payment of the order
+            return respond(answer_error(error))
+    state = get_object_or_404(Order, id=number).state
+    return JsonResponse(state, safe=False, status=202 if (request.method, state) == ("POST", "open") else 200)
 
 
 def place(number: str, phone_number: str) -> None:

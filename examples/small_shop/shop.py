@@ -4,8 +4,9 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
+from typing import NoReturn
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel
 
 from mobilemoney_async import AsyncClient, PaymentChange, SQLStore
@@ -19,13 +20,17 @@ class Cart(BaseModel):
     phone_number: str
 
 
+def unknown() -> NoReturn:
+    raise HTTPException(404)
+
+
 def create_app(
     file: str = "shop.db",
     make_client: Callable[..., AsyncClient] = AsyncClient.from_env,
 ) -> FastAPI:
     store = SQLStore(f"sqlite:///{file}")  # orders and payments: one file
 
-    def books(statement: str, *values: str) -> list[tuple[str]]:
+    def books(statement: str, *values: str) -> list[tuple[str, ...]]:
         with closing(sqlite3.connect(file)) as database, database:
             return database.execute(statement, values).fetchall()
 
@@ -57,8 +62,8 @@ def create_app(
     app = FastAPI(lifespan=lifespan)
     install_error_answers(app)  # a wrong number, another payment of the order
 
-    @app.post("/orders/{order}", status_code=202)
-    async def pay(order: str, cart: Cart) -> None:
+    @app.post("/orders/{order}")
+    async def pay(order: str, cart: Cart, response: Response) -> str:
         # Order and payment: both or none.
         with closing(sqlite3.connect(file)) as database, database:
             database.execute("INSERT OR IGNORE INTO orders VALUES (?, 'open')", (order,))
@@ -72,6 +77,9 @@ def create_app(
             )
             if payment.state == "QUEUED":  # also once more, after it was unpaid
                 database.execute("UPDATE orders SET state = 'open' WHERE id = ? AND state = 'unpaid'", (order,))
+        found = await state(order)
+        response.status_code = {"open": 202}.get(found, 200)
+        return found
 
     @app.post("/orders/{order}/give-up")
     async def give_up(order: str) -> None:  # the goods are on sale again
@@ -79,7 +87,7 @@ def create_app(
 
     @app.get("/orders/{order}")
     async def state(order: str) -> str:
-        ((found,),) = books("SELECT state FROM orders WHERE id = ?", order)
-        return found
+        found = books("SELECT state FROM orders WHERE id = ?", order)
+        return found[0][0] if found else unknown()
 
     return app
