@@ -97,6 +97,9 @@ def begin_payment(
         StoreError: Another release has changed the tables since this process began; or someone has taken the payment
             out of the queue from `since` on, and was told that it is not sent.
     """
+    # Before what may forbid it by now: it is begun.
+    if (own := _find_own(journal, request, earlier)) is not None:
+        return own
     checks = guard.parameters(journal, request, sent_at)
     times = {"sent_at": sent_at, "stale_at": sent_at + timedelta(seconds=lives), "changed_at": sent_at}
     columns = {"state": PaymentState.SENDING, "stops_kind": True, "is_unchecked": is_unchecked, **times}
@@ -108,12 +111,18 @@ def begin_payment(
         duplicate = journal.find_duplicate(request)
         if duplicate is not None:
             raise duplicate_suspected(duplicate)
-        if earlier is None or (row := journal.row(request.key, lock=True)) is None:
-            return None
-        return earlier if (row.nonce, row.state) == (earlier.nonce, PaymentState.SENDING) else None
+        return _find_own(journal, request, earlier)
     what, detail = PaymentEvent.SEND, f"attempt {begun.attempt}"
     journal.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
     return begun
+
+
+def _find_own(journal: Journal, request: PaymentRequest, earlier: Begun | None) -> Begun | None:
+    """Return what an earlier run of the transaction has begun, if it was committed."""
+    row = None if earlier is None else journal.row(request.key, lock=True)
+    if row is None or earlier is None:
+        return None
+    return earlier if (row.nonce, row.state) == (earlier.nonce, PaymentState.SENDING) else None
 
 
 @attrs.frozen
