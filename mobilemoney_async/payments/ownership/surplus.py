@@ -96,7 +96,7 @@ def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[
         alike = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
         alike = alike.where(table.phone_number.not_like(f"{ERASED}%"))  # which would fit every number
     # No bare column: by the index on times, all payments of the account would be read. Without a time it is on no side.
-    sent_at = sa.func.coalesce(table.sent_at, sa.null())
+    sent_at = sa.func.coalesce(table.sent_at, table.sent_at)
     before = alike.where(sent_at <= made_at).order_by(sent_at.desc(), table.key)
     after = alike.where(sent_at > made_at).order_by(sent_at, table.key)
     found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
