@@ -211,7 +211,10 @@ def explained(guest: sa.Connection) -> Iterator[None]:
         codes = {getattr(each, "sqlite_errorcode", None) for each in causes}
         if _SQLITE_BUSY_SNAPSHOT in codes:
             exc.add_note(_SNAPSHOT)
-        is_missing = any(getattr(each, "sqlstate", None) == _UNDEFINED_TABLE for each in causes)
+        # psycopg2 has another name for it.
+        is_missing = any(
+            _UNDEFINED_TABLE in (getattr(each, "sqlstate", None), getattr(each, "pgcode", None)) for each in causes
+        )
         if is_missing or (_SQLITE_ERROR in codes and not _has_tables(guest)):
             raise StoreError(_NO_TABLES, outcome="not_sent") from exc
         raise
