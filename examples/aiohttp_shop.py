@@ -128,12 +128,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await stream.prepare(request)
     until = anyio.current_time() + 60
-    async for each in backend.watch(order):
-        await stream.write(f"data: {json.dumps(order_fields(each))}\n\n".encode())
-        if each.is_settled:
-            await stream.write(b"event: settled\ndata: {}\n\n")
-        elif anyio.current_time() >= until:
-            break  # the browser reconnects
+    with contextlib.suppress(ConnectionResetError):  # the customer has closed the page
+        async for each in backend.watch(order):
+            await stream.write(f"data: {json.dumps(order_fields(each))}\n\n".encode())
+            if each.is_settled:
+                await stream.write(b"event: settled\ndata: {}\n\n")
+            elif anyio.current_time() >= until:
+                break  # the browser reconnects
     return stream
 
 

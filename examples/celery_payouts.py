@@ -87,6 +87,7 @@ def stop(**_: Any) -> None:
 def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
     """Pay an order, unless it is paid already."""
     if Worker.client is None:  # Celery logs why `start` has failed, and goes on; a job that failed would be lost
+        logger.error("%s: no client in this process: see why its start has failed, and use the prefork pool", order)
         raise job.retry(countdown=RETRY_AFTER)
     create = Worker.client.disbursements.create
     try:
