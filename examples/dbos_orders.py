@@ -25,6 +25,7 @@ from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, error
 from mobilemoney_async import AsyncClient, Merchants, PaymentChange, PaymentState, SQLStore, StoreError
 
 DAY, PAUSE = 86_400.0, 5.0  # seconds
+EARLY = ["open", str(PaymentState.REFUSED)]  # a workflow that lags does not overwrite a later status
 URL = os.environ["MOBILEMONEY_STORE"]
 TOKENS: dict[str, str] = json.loads(os.environ["TOKENS"])  # here: your vault
 # Not the default serializer, which is pickle: who can write to its tables could run code here.
@@ -102,14 +103,14 @@ async def fulfil(order: dict[str, str]) -> str:
 @DBOS.step(retries_allowed=True, interval_seconds=PAUSE, backoff_rate=1, max_attempts=1000)
 async def write_status(order: dict[str, str], status: str) -> None:
     """Write what has become of an order; here: ship it. May run twice; tried again while the database is away."""
-
-    def write() -> None:
-        with engine.begin() as connection:
-            is_it = (orders.c.shop == order["shop"], orders.c.id == order["order"])
-            connection.execute(orders.update().where(*is_it).values(status=status))
-
-    await anyio.to_thread.run_sync(write)
+    await anyio.to_thread.run_sync(write, order["shop"], order["order"], status, orders.c.status.in_(EARLY))
     logger.info("%s: %s", workflow_id(order["shop"], order["order"]), status)
+
+
+def write(shop: str, order: str, status: str, *only: sa.ColumnElement[bool]) -> None:
+    with engine.begin() as connection:
+        is_it = (orders.c.shop == shop, orders.c.id == order)
+        connection.execute(orders.update().where(*is_it, *only).values(status=status))
 
 
 async def tell(shop: str, client: AsyncClient) -> None:
@@ -120,6 +121,9 @@ async def tell(shop: str, client: AsyncClient) -> None:
             async for change in client.payments.changes(consumer="orders", start="oldest"):
                 try:
                     if change.key is not None and change.state in told:
+                        if change.state == PaymentState.FINAL:  # may correct an earlier one, whose workflow has ended
+                            status = str(change.status)
+                            await anyio.to_thread.run_sync(write, shop, change.key, status)
                         await send(workflow_id(shop, change.key), change)
                 except Exception as exc:
                     logger.exception("%s: told later", shop)
