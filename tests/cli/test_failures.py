@@ -167,6 +167,7 @@ app()
 """
 
 
+@pytest.mark.costly("no quick test interrupts a command in a terminal")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_cleans_up_and_says_what_is_open(name: str) -> None:
     """Ctrl-C and SIGTERM let the work end in order; what is still open is told, and the exit code is 130."""
