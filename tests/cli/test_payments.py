@@ -240,7 +240,7 @@ class TestShow:
         shown = run("show", "order-1", "--store", url).stdout
         assert re.search(rf"^not called absent because +{reason}$", shown, re.MULTILINE)
         assert re.search(
-            r"^what to do +The list may show it until \d\d:\d\d UTC. Reconcile again at", shown, re.MULTILINE
+            r"^what to do +The list may show it until [\d-]* ?\d\d:\d\d UTC. Reconcile again at", shown, re.MULTILINE
         )
         record = run_json("show", "order-1", "--store", url)
         assert (record["reason"], record["cause"]) == (reason, "NO_LATER")
