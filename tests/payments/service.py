@@ -233,6 +233,19 @@ def rows(url: str, statement: str) -> list[Any]:
     return [tuple(row) for row in execute(url, statement)]
 
 
+class Delay:
+    """Lets the caller of each transaction go on some seconds after its end, as on a machine that sleeps."""
+
+    def __init__(self, database: Database) -> None:
+        self._timed, self.seconds = database.timed, 0.0
+        database.timed = self._delayed  # type: ignore[method-assign]
+
+    async def _delayed(self, work: Any, **options: Any) -> Any:
+        done = await self._timed(work, **options)
+        await anyio.sleep(self.seconds)
+        return done
+
+
 class Outage:
     """Makes the work of a database fail.
 

@@ -31,7 +31,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
 from mobilemoney_async.sharing.overview import read_overview
-from tests.payments.service import PHONE_NUMBER, Line, Outage, World, make_world, on_one, on_sqlite
+from tests.payments.service import PHONE_NUMBER, Delay, Line, Outage, World, make_world, on_one, on_sqlite
 from tests.support.fakes import NOON
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
@@ -682,23 +682,15 @@ async def test_a_dispatcher_that_waits_for_the_rate_limit_stays_the_only_one(sql
 async def test_a_dispatcher_whose_lease_ended_while_it_was_renewed_sends_nothing(sqlite_file_url: str) -> None:
     """As on a machine that was asleep: another process may dispatch by now."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
-    database = account_store(store).database
-    timed, slow = database.timed, 0.0
-
-    async def dawdle(work: Any, **options: Any) -> Any:
-        done = await timed(work, **options)
-        await anyio.sleep(slow)
-        return done
-
-    database.timed = dawdle  # type: ignore[method-assign]
+    delay = Delay(account_store(store).database)
     async with world.client(store) as client, client.dispatcher(per_minute=600):
         await anyio.sleep(1)
-        slow = 11.0
+        delay.seconds = 11.0
         await anyio.sleep(6)
         await enqueue(client, 2)
         await anyio.sleep(60)
         assert world.sent == 0
-        slow = 0.0
+        delay.seconds = 0.0
         await anyio.sleep(15)
         assert world.sent == 2
 

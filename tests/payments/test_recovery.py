@@ -44,7 +44,7 @@ from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
-from tests.payments.service import on_sqlite
+from tests.payments.service import Delay, on_sqlite
 from tests.payments.tables import insert_line
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
@@ -748,22 +748,14 @@ async def try_again(world: World, client: AsyncClient, orders: list[Order]) -> N
 async def test_a_call_whose_deadline_ends_as_it_takes_the_lease_gives_it_back(sqlite_file_url: str) -> None:
     """The next payment, of another process, does not wait for a comparison that nobody makes."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url, grace=GRACE)
-    database = account_store(store).database
-    timed, slow = database.timed, 0.0
-
-    async def dawdle(work: Any, **options: Any) -> Any:
-        done = await timed(work, **options)
-        await anyio.sleep(slow)
-        return done
-
-    database.timed = dawdle  # type: ignore[method-assign]
+    delay = Delay(account_store(store).database)
     async with world.client(store=store, deadline=5.0) as client, world.client() as other:
         await world.pay(client, [Order("A", "disbursements", number(1))])
         await anyio.sleep(24 * HOUR)
         for order in (Order("B", "collections", number(2)), Order("C", "disbursements", number(3))):
-            slow = 20.0
+            delay.seconds = 20.0
             assert isinstance(await world.attempt(client, order), MobileMoneyError)
-            slow, began = 0.0, anyio.current_time()
+            delay.seconds, began = 0.0, anyio.current_time()
             await world.pay(other, [Order(f"{order.key}2", "disbursements", number(4))])
             assert anyio.current_time() - began < 5
             await anyio.sleep(24 * HOUR)

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, DuplicateSuspected, IdempotencyConflict, PaymentState, SQLStore
+from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
 from tests.payments.service import Outage
@@ -27,6 +28,19 @@ async def fail(world: World, client: AsyncClient, *keys: str) -> None:
         world.service.finish(world.service.payments[-1], "FAILED")
         await settle(client)
         await anyio.sleep(MINUTE)
+
+
+async def retry_failed(world: World, client: AsyncClient) -> tuple[PayoutBatch, PayoutBatch]:
+    """Let the payout of a batch fail; return the batch, and its retry, which is approved."""
+    batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    async with client.dispatcher():
+        await anyio.sleep(3)
+    world.service.finish(world.service.payments[0], "FAILED")
+    await settle(client)
+    retry = await client.payouts.retry(batch.id, by="Asha")
+    await client.payouts.approve(retry.id, by="Juma", digest=retry.digest)
+    return batch, retry
 
 
 async def turn(world: World, client: AsyncClient) -> None:
@@ -92,14 +106,7 @@ async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_pai
     world = make_world(sqlite_file_url)
     service = world.service
     async with world.client() as client, world.client() as other:
-        first = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
-        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        async with client.dispatcher():
-            await anyio.sleep(3)
-        service.finish(service.payments[0], "FAILED")
-        await settle(client)
-        retry = await client.payouts.retry(first.id, by="Asha")
-        await client.payouts.approve(retry.id, by="Juma", digest=retry.digest)
+        await retry_failed(world, client)
 
         def limit(*_: Any) -> Any:
             service.answer_create, service.makes = (lambda *_: None), True
@@ -174,15 +181,8 @@ async def test_a_retry_is_never_sent_once_the_first_was_paid(store_url: str, way
     world = make_world(store_url)
     service = world.service
     async with world.client() as client:
-        batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        async with client.dispatcher():
-            await anyio.sleep(3)
-        service.finish(service.payments[0], "FAILED")
-        await settle(client)
-        (first,) = await client.payments.list()
-        retry = await client.payouts.retry(batch.id, by="Asha")
-        await client.payouts.approve(retry.id, by="Juma", digest=retry.digest)
+        batch, retry = await retry_failed(world, client)
+        (first,) = [each for each in await client.payments.list() if each.is_final]
         key = (await client.payouts.report(retry.id))[0].key
         order: dict[str, Any] = {"phone_number": number(1), "amount": 5000, "idempotency_key": key}
         if way == "withdrawn":
