@@ -230,7 +230,8 @@ def status(
     """
     if id is None and send:
         raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
-    for option in (("--resume",) * resume + ("--yes",) * yes) * (not send):
+    if (resume or yes) and not send:
+        option = "--resume" if resume else "--yes"
         raise typer.BadParameter(f"{option} goes with --send", param_hint=option)
     if id is None:
         found = _run(lambda payouts: payouts.list(), service)

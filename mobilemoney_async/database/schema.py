@@ -111,13 +111,11 @@ payments: sa.Table = _account_table(
     sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
     # Whether it was last sent with credentials that could not be checked: they may be another merchant's.
     sa.Column("is_unchecked", sa.Boolean),
-    # Of the latest attempt: random, so that after a broken commit its process recognises its own row.
-    sa.Column("nonce", sa.Text),
-    # Whether no other payment of its kind may be sent: it may exist, as an unknown transaction.
     sa.Column("stops_kind", sa.Boolean, nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     sa.Column("walked_at", UTCDateTime),
-    *_columns(sa.Text, "candidates", "error", "external_id"),
+    # The nonce of the latest attempt is random, so that after a broken commit its process recognises its own row.
+    *_columns(sa.Text, "candidates", "error", "external_id", "nonce"),
     # The transaction that our own acknowledgement named, where that does not fit: until another payment owns it, or
     # someone explains it.
     sa.Column("named_id", sa.Text),
@@ -145,7 +143,6 @@ payments: sa.Table = _account_table(
         _partial_index(f"mobilemoney_payment_records_{name}", where, *_KIND, unique=name == "stopping")
         for name, where in {"stopping": STOPS_KIND, "unidentified": IS_UNIDENTIFIED}.items()
     ),
-    # Every attempt that was ever made of a kind.
     sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),

@@ -244,10 +244,9 @@ class Recovery:
                     facts = await self.binding.read()
                     if not must_compare(facts, self._pipeline.utcnow()):
                         return True
-        except StoreError:
-            raise  # the lease ends by itself
-        except BaseException as exc:  # it may be taken all the same
-            await shielded(lease.give_back, timeout=_PATIENCE, ignored=StoreError)
+        except BaseException as exc:
+            if not isinstance(exc, StoreError):  # the lease may be taken all the same
+                await shielded(lease.give_back, timeout=_PATIENCE, ignored=StoreError)
             if isinstance(exc, TimeoutError):
                 raise _UnreadableError(_UNREADABLE) from None
             raise

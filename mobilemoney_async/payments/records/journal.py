@@ -262,7 +262,7 @@ class Journal:
         return {"transaction": None, "error": None, **({"external_id": None} if is_shown_by_it else {})}
 
     def repeated(self, row: sa.Row[Any]) -> str | None:
-        """Return why a payment is never sent that a retry has made: the one before it has moved money after all."""
+        """Return why a payment that a retry has made is never sent: one before it has moved money, or may."""
         key: str | None = row.previous_key
         while key is not None and (earlier := self.row(key)) is not None:
             if earlier.state == PaymentState.ACKNOWLEDGED or earlier.status == _PAID:
