@@ -3,7 +3,7 @@
 | environment variable | unset | in other sessions |
 |---|---|---|
 | `MOBILEMONEY_TESTS_SOAK`: scale of the long tests | 0.25 | `soak` 1, `nightly` 4 |
-| `MOBILEMONEY_TESTS_EXAMPLES`: examples of the property tests, times | 1 | `laws` 5, `nightly` 30 |
+| `MOBILEMONEY_TESTS_EXAMPLES`: examples of the property tests, times | 1 | `nightly` 30 |
 | `MOBILEMONEY_TESTS_SEARCH`: draw new examples, and print how to repeat a failure | no | yes in `nightly` |
 | `MOBILEMONEY_TESTS_LIMIT`: fail a quick test that is not quick (`tests/support/cost.py`) | no | yes in `fast` |
 
@@ -12,9 +12,9 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 | value | of a test that differs only in loop and database | of a slow test that has neither | in |
 |---|---|---|---|
 | unset | all | all | `soak`, `nightly` |
-| `even` | asyncio with SQLite and trio with PostgreSQL, or one of two | about half | `fast`, `slow`, `lowest` |
+| `even` | asyncio with SQLite and trio with PostgreSQL, or one of two | about half | `fast`, `slow` |
 | `odd` | those that `even` leaves out | those that `even` leaves out | `coverage` |
-| `one` | one | all | `httpx2` |
+| `one` | one | all | `lowest`, `httpx2` |
 """
 
 import itertools
