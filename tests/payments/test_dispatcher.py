@@ -222,11 +222,25 @@ async def test_a_queued_payment_that_may_exist_holds_up_no_other(sqlite_file_url
             assert (dispatcher.stats.sent, dispatcher.stats.paused, world.sent) == (2, None, 2)
 
 
-def _doubt(url: str, below: str) -> None:
+async def test_a_payment_that_is_taken_out_of_the_queue_is_no_unknown_result(sqlite_file_url: str) -> None:
+    """Five in a row that may exist, and repeat a payment that was made, pause nothing: none of them was sent."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=5, idempotency_key="first")
+        await enqueue(client, 5, priority=1)
+        await enqueue(client, 1, start=5)
+        _doubt(sqlite_file_url, "k04", "previous_key = 'first'")
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(2)
+            assert (dispatcher.stats.sent, dispatcher.stats.paused, world.sent) == (1, None, 2)
+    assert world.states() == ["ACKNOWLEDGED", *["CANCELLED"] * 5, "ACKNOWLEDGED"]
+
+
+def _doubt(url: str, below: str, *more: str) -> None:
     """Let queued payments, up to a key, be ones that may exist."""
     with closing(sqlite3.connect(url.partition("///")[2])) as connection, connection:
-        columns = "candidates = '[\"t-1\"]', sent_at = created_at"
-        connection.execute(f"UPDATE mobilemoney_payment_records SET {columns} WHERE key <= ?", [below])
+        columns = ", ".join(["candidates = '[\"t-1\"]'", "sent_at = created_at", *more])
+        connection.execute(f"UPDATE mobilemoney_payment_records SET {columns} WHERE key BETWEEN 'k00' AND ?", [below])
 
 
 @pytest.mark.slow

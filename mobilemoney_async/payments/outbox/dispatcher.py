@@ -356,7 +356,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _failed(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         if error.outcome == "unknown":
-            if await self._put_off(record, error):  # still queued: nothing was sent
+            if await self._put_off(record, error):
                 return
             self._sent += 1
             self._unknown[record.type] += 1
@@ -376,7 +376,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own.
 
         Returns:
-            Whether it waits: False if it is not queued any more, someone holds it, or the store is away.
+            Whether nothing was sent, as its record shows: False also while the store is away.
         """
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest | OutcomeUnknown)
         is_own = is_own or not record.is_certain
@@ -386,22 +386,20 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         elif not is_own:
             pause += self._next_pause(record.type)
 
-        def put_off(journal: Journal, at: datetime) -> tuple[list[str], PaymentRecord | None]:
+        def put_off(journal: Journal, at: datetime) -> tuple[list[str], bool, bool]:
             late = withdraw_late(journal, at)
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
-            until = at + timedelta(seconds=pause)
-            return late, postpone(
-                journal, record.key, reason=Reason(_cause(error, journal, at), str(error)), at=at, until=until
-            )
+            until, reason = at + timedelta(seconds=pause), Reason(_cause(error, journal, at), str(error))
+            waits = postpone(journal, record.key, reason=reason, at=at, until=until) is not None
+            now = journal.find(record.key)
+            return late, waits, now is not None and now.attempt == record.attempt
 
         try:
-            late, waiting = await self._store.decide(put_off, self._utcnow)
-            is_written = True
+            late, is_written, is_unsent = await self._store.decide(put_off, self._utcnow)
             _warn_late(late)
-            if waiting is not None:
-                logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
-            else:
-                return False  # it was taken out of the queue, held, or sent: by someone else, or now
+            if not is_written:  # it was taken out of the queue, held, or sent: by someone else, or now
+                return is_unsent
+            logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
         except StoreError:
             is_own, is_written = error.outcome == "unknown", False
         if not is_own:
