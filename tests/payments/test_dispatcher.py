@@ -693,6 +693,25 @@ async def test_a_dispatcher_that_waits_for_the_rate_limit_stays_the_only_one(sql
                 assert (one.stats.sent, two.stats.sent, world.sent) == (1, 0, 3)
 
 
+async def test_a_dispatcher_whose_lease_ends_while_the_database_is_away_sends_nothing(sqlite_file_url: str) -> None:
+    """Its payment waits for the rate limit, and is left to the process that dispatches by then: it alone counts it."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    outage = Outage(account_store(store).database)
+    async with world.client(store, retry=NO_RETRIES) as client, world.client(retry=NO_RETRIES) as other:
+        for number, each in enumerate((client, other)):
+            world.sandbox.script(faults.rate_limited(15), on="c2b", times=1)
+            with pytest.raises(RateLimitExceeded):
+                await each.collections.create(phone_number=PHONE_NUMBER, amount=5 + number, idempotency_key=str(number))
+        await enqueue(client, 1)
+        async with client.dispatcher() as one, other.dispatcher() as two:
+            await anyio.sleep(1)
+            outage.away = True
+            await anyio.sleep(13.5)  # just before the limit ends
+            outage.away = False
+            await anyio.sleep(8)
+            assert (one.stats.sent, two.stats.sent, world.sent) == (0, 1, 3)
+
+
 async def test_a_dispatcher_whose_lease_ended_while_it_was_renewed_sends_nothing(sqlite_file_url: str) -> None:
     """As on a machine that was asleep: another process may dispatch by now."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)

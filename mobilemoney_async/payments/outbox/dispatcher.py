@@ -315,12 +315,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                     await granted.wait()
                     return
                 with suppress(StoreError):  # what waits decides as it begins, too
-                    if not await self._is_holder():
-                        self._stop_waiting()
+                    await self._is_holder()
                     pause = await self._store.read(find_pause, share_key="")
                     if pause.lasts and self._order is None:  # of another process
                         self._take(pause, None)
                         self._stop_waiting()
+                if self._leased_until <= anyio.current_time():  # also where the database is away
+                    self._stop_waiting()
 
     async def _send(
         self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
