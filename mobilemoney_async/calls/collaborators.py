@@ -31,7 +31,10 @@ class AttemptRecorder(Protocol):
 
 
 class RowObserver(Protocol):
-    """Observer of the transaction list: it sees each page that any part of the client reads."""
+    """Observer of the transaction list: it sees each page that any part of the client reads.
+
+    After a lookup it sees no rows, only that the client follows payments.
+    """
 
     async def observe(self, rows: Sequence[Transaction]) -> None:
         """See the rows of a page. Raises nothing; cancelling it ends the call."""

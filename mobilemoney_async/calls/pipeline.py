@@ -25,7 +25,7 @@ from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
-from mobilemoney_async.contract.models import LoginResult, PageAnswer
+from mobilemoney_async.contract.models import LoginResult, PageAnswer, TransactionAnswer
 from mobilemoney_async.contract.side_fields import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
@@ -161,8 +161,8 @@ class Pipeline:
         except MobileMoneyError as exc:
             exc.idempotency_key = idempotency_key
             raise
-        if self.observer is not None and isinstance(answer, PageAnswer):
-            await self.observer.observe(answer.transactions)
+        if self.observer is not None and isinstance(answer, PageAnswer | TransactionAnswer):
+            await self.observer.observe(answer.transactions if isinstance(answer, PageAnswer) else ())
         return answer
 
     async def _within_deadline(self, call: _Call) -> Any:

@@ -239,14 +239,14 @@ class Observer:
         self.seen.append([row.id for row in rows])
 
 
-async def test_an_observer_sees_each_page_of_the_list_and_nothing_else() -> None:
-    """Whichever part of the client reads it: what is found there is new."""
+async def test_an_observer_sees_each_page_of_the_list_and_no_other_row() -> None:
+    """Whichever part of the client reads it: what is found there is new. After a lookup it sees that alone."""
     observer = Observer()
     client = make_client(FakeTransport(script(Response.json(samples.page(samples.transaction(id="tx-9"))))))
     client._pipeline.observer = observer
     await client.transactions.list().collect()
     await look_up(client)
-    assert observer.seen == [["tx-9"]]
+    assert observer.seen == [["tx-9"], []]
 
 
 # -- the record of a create --------------------------------------------------------------------------------------------

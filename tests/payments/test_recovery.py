@@ -281,6 +281,18 @@ async def test_a_store_in_contact_asks_for_no_list(world: World, client: AsyncCl
     assert world.service.lists == 1
 
 
+async def test_a_store_that_follows_by_lookups_alone_stays_in_contact(sqlite_file_url: str) -> None:
+    """The list is away for twenty minutes, single transactions are shown: then a disbursement waits for no list."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 100)])
+        world.service.answer_list = lambda request: error(500, None)
+        for _ in range(10):
+            await anyio.sleep(2 * MINUTE)
+            await client.transactions.get(world.service.payments[0].id)
+        await world.pay(client, [order("disbursements", "next", 101)])
+
+
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
     """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
     world = make_world(sqlite_file_url)
