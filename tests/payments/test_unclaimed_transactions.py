@@ -657,6 +657,25 @@ async def test_each_is_an_event_and_many_are_one_warning(
         assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 11
 
 
+async def test_another_system_is_reported_by_one_of_two_processes(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each reads rows of its own that prove it, at the same moment."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as one, world.client() as two, anyio.create_task_group() as tasks:
+        for kind, client in (("collections", one), ("disbursements", two)):
+            await world.pay(client, [order(kind, kind)])
+        await world.reconcile(one, *[2 * MINUTE] * 3)
+        for last in range(2, 5):
+            for kind in TYPES.values():
+                world.service.make(kind, number(last), "5000")
+        await world.reconcile(one, *[2 * MINUTE] * 2)
+        caplog.clear()
+        for kind, client in (("collection", one), ("disbursement", two)):
+            tasks.start_soon(client.transactions.list(type=kind).collect)
+    assert len([each for each in warnings(caplog) if "another system" in each]) == 1
+
+
 async def test_strangers_beyond_the_most_are_left_out(
     store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

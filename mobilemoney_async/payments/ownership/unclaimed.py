@@ -247,7 +247,7 @@ class UnclaimedObserver:
             )
             count, others = count + is_new, others + (is_new and is_foreign)
         if others:
-            self._count_others(journal, account, now)
+            self._count_others(journal, now)
         lines = find_lines(journal, IS_OPEN)
         left = {each.id for each in surplus(lines, open_attempts(journal), account.number_key)}
         due = [each for each in lines if each.told_at is None and each.due_at <= now]
@@ -265,7 +265,7 @@ class UnclaimedObserver:
         is_asked = self._store.sole_writer is None and not is_near
         return is_asked and facts.classify(row, self._skew) is RowClass.REMEMBERED
 
-    def _count_others(self, journal: Journal, account: sa.Row[Any], now: datetime) -> None:
+    def _count_others(self, journal: Journal, now: datetime) -> None:
         """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
         here = (
             _columns.account == journal.account,
@@ -276,8 +276,9 @@ class UnclaimedObserver:
         count = journal.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
         if count < _PROOF:
             return
+        known_until = journal.lock_account().others_until  # another process may have said so by now
         journal.change_account(others_until=now + _MONTH)
-        if account.others_until is None or account.others_until < now:
+        if known_until is None or known_until < now:
             logger.warning(
                 "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
                 "stop collections; say so with %s",
