@@ -23,7 +23,7 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import WrongUsage, copyable, say
 from mobilemoney_async.cli.options import Service, command_line
 from mobilemoney_async.cli.payments import command_lines
-from mobilemoney_async.cli.stores import find_store, require_tables, run_with_account
+from mobilemoney_async.cli.stores import find_store, queue_warnings, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
@@ -276,10 +276,7 @@ def warnings(found: Overview) -> Iterator[str]:
     """Yield the changes that an operator has to make so that payments go on."""
     if found.pending and not found.has_poller:
         yield "no process follows the pending payments"
-    if found.paused is not None:
-        yield f"nothing is sent from the queue: {copyable(found.paused)}"
-    elif found.queued and not found.has_dispatcher:
-        yield "no process sends the queued payments"
+    yield from queue_warnings(found)
     if found.is_stopped:
         yield "new payments may wait: the store has to be compared with its service first"
 

@@ -27,18 +27,19 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
+from mobilemoney_async.cli.stores import (
+    OF_THE_STORE,
+    find_store,
+    queue_warnings,
+    run_with_account,
+    run_with_service,
+    run_with_store,
+)
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import GRACE, RECONCILE, NextStep, next_step
-from mobilemoney_async.payments.records.record import (
-    HistoryEntry,
-    PaymentRecord,
-    PaymentState,
-    Source,
-    is_stale,
-)
+from mobilemoney_async.payments.records.record import HistoryEntry, PaymentRecord, PaymentState, Source, is_stale
 from mobilemoney_async.text import shown_text
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def list_payments(
         output.print_json(output.plain(shown, unmasked=unmasked))
     elif shown:
         print_payments(shown, unmasked=unmasked)
+        _say_of_queue(shown, store)
     else:
         say("payments", f"no such payments of account {store.account!r}")
     if len(shown) < len(records):
@@ -164,6 +166,7 @@ def show_payment(*, key: Name, as_json: AsJSON = False, unmasked: Unmasked = Fal
         output.print_json(output.plain(record, unmasked=unmasked))
     else:
         print_payment(record, service, unmasked=unmasked)
+        _say_of_queue([record], store)
 
 
 @add_command(payments_app, "reconcile")
@@ -354,6 +357,15 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     output.show(output.new_table(columns, records))
 
 
+def _say_of_queue(records: Sequence[PaymentRecord], store: Settings) -> None:
+    """Say why nothing is sent from the queue, if one of some payments is in it."""
+    if any(each.state is PaymentState.QUEUED for each in records):
+        from mobilemoney_async.sharing.overview import read_overview
+
+        for each in queue_warnings(run_with_account("payments", read_overview, store)):
+            say("payments", each)
+
+
 def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) -> None:
     """Print all facts of one payment, its next step and its history."""
     step = next_step(record, datetime.now(UTC), grace=_grace(service))
@@ -430,4 +442,5 @@ def _print_next_step(service: Service, grace: float | None, options: Sequence[st
 
 def _state(record: PaymentRecord) -> str:
     status = f" {shown_text(record.status)}" if record.status is not None else ""
-    return f"{record.state}{status}{', ambiguous' if record.is_ambiguous else ''}"
+    cause = f", {record.cause.lower()}" if record.cause is not None and record.state is PaymentState.QUEUED else ""
+    return f"{record.state}{status}{cause}{', ambiguous' if record.is_ambiguous else ''}"

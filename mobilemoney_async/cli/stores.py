@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import Refused, WrongUsage, run
+from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, run
 from mobilemoney_async.cli.options import Service, require_service
 from mobilemoney_async.configuration.settings import Settings, names_service, read_store_key
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.store import SQLStore
+    from mobilemoney_async.sharing.overview import Overview
 
 T = TypeVar("T")
 
@@ -84,6 +85,14 @@ async def require_tables(store: AccountStore) -> None:
     if found is None:
         raise Refused("the store has no tables yet: the first payment with it makes them")
     require_known(found)
+
+
+def queue_warnings(found: Overview) -> Iterator[str]:
+    """Yield why nothing is sent from the queue, if a change of an operator's is needed."""
+    if found.paused is not None:
+        yield f"nothing is sent from the queue: {copyable(found.paused)}"
+    elif found.queued and not found.has_dispatcher:
+        yield "no process sends the queued payments"
 
 
 def run_with_service(

@@ -539,6 +539,19 @@ def test_commands_keep_the_changes_that_the_program_keeps(sandbox: Sandbox, url:
     assert run_json("changes", "--store", url) == []
 
 
+class TestQueue:
+    def test_list_and_show_say_why_a_queued_payment_waits(self, url: str) -> None:
+        """No process dispatches, the queue is paused, or the payment itself is held."""
+        insert(url, key="order-1")
+        assert run("list", MOBILEMONEY_STORE=url).stderr == ""
+        insert(url, key="order-2", state="QUEUED", attempt=0, cause="HELD", about="order-1")
+        listed = run("list", MOBILEMONEY_STORE=url)
+        assert re.search("^order-2 .* QUEUED, held", listed.stdout, re.MULTILINE)
+        assert listed.stderr == run("show", "order-2", MOBILEMONEY_STORE=url).stderr != ""
+        execute(url, "INSERT INTO mobilemoney_accounts (account, paused) VALUES ('default', 'the float is empty')")
+        assert "the float is empty" in run("list", MOBILEMONEY_STORE=url).stderr
+
+
 class TestCancel:
     def test_a_queued_payment_is_taken_out_after_a_yes(self, url: str) -> None:
         """`show` gives the command; the key is used up, unless it is to be used again."""
