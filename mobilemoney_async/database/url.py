@@ -27,11 +27,12 @@ GROUP_THREADS = 3
 """Those of them that only groups of work use: see `database.group`."""
 
 # A server that lost its power says nothing: the defaults of Linux would wait for it for a quarter of an hour.
-_NETWORK: dict[str, Any] = {
+_CONNECT: dict[str, Any] = {
     "connect_timeout": PATIENCE,
     "tcp_user_timeout": 1000 * PATIENCE,
     "keepalives_idle": PATIENCE,
     "keepalives_interval": PATIENCE // 2,
+    "client_encoding": "utf8",  # the driver gives bytes where the database has none: `initdb` under LANG=C
 }
 
 # Connections of one database and process, whatever its accounts and event loops: those of the threads, and some more
@@ -50,11 +51,12 @@ NEVER_IDLE = (
 IS_POOLED = "mobilemoney_is_pooled"
 """Note about a connection: it leads to a pooler, so that a session of the server lasts for one transaction."""
 
-# SQLite's engines, and the files of their open connections. The child of a fork inherits SQLite's list of locks, but
-# not the locks: no connection there, not even a new one, keeps others from removing the log of what it has committed.
-# So idle connections are closed before a fork, and the child refuses files that were in use.
+# SQLite's engines, and the files of their open connections, each with what tells it from another one of its name. The
+# child of a fork inherits SQLite's list of locks, but not the locks: no connection there, not even a new one, keeps
+# others from removing the log of what it has committed. So idle connections are closed before a fork, and the child
+# refuses files that were in use.
 _engines: WeakSet[sa.Engine] = WeakSet()
-_open: dict[int, str] = {}
+_open: dict[int, tuple[str, tuple[int, int] | None]] = {}
 _inherited: set[str] = set()
 
 _ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
@@ -181,7 +183,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
         url,
         hide_parameters=True,
         pool_pre_ping=True,
-        connect_args={name: value for name, value in _NETWORK.items() if name not in url.query},
+        connect_args={name: value for name, value in _CONNECT.items() if name not in url.query},
         # Whatever the server's default is: after a wait for a lock, a transaction must see the row as it is then.
         isolation_level="READ COMMITTED",
         **_POOL,
@@ -220,6 +222,8 @@ def _before_connect(
     if file in _inherited:
         said = f"a transaction in {file} was open when this process was forked, and SQLite would lose data here"
         raise StoreError(f"{said}: fork while the store is idle, or start processes with spawn", outcome="not_sent")
+    for opened in [each for each in list(_open.values()) if each[0] == file]:
+        _require_in_place(*opened)
     if makes_file:
         _make_private(file)
     else:
@@ -237,7 +241,7 @@ def _close_idle() -> None:
 
 def _inherit() -> None:
     """Note in the child of a fork which files were in use."""
-    _inherited.update(_open.values())
+    _inherited.update(file for file, _ in _open.values())
     _open.clear()
 
 
@@ -246,12 +250,28 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _on_connect(connection: Any, record: object, *, file: str, patience: float) -> None:
-    _open[id(connection)] = file
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     # SQLite itself does not wait here if several processes make the database at once: `Database.open` tries again.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+    _open[id(connection)] = file, _identity(file)
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    """Return what tells a file from another one of its name; None if it is missing."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _require_in_place(file: str, known: tuple[int, int] | None) -> None:
+    """Refuse to work in a file that its name no longer leads to: SQLite would go on in it, and nobody find it again."""
+    if _identity(file) != known:
+        said = f"{file} was removed or replaced while this process had it open, and what it writes would be lost"
+        raise StoreError(f"{said}: stop all processes, put the file back, and start them again", outcome="not_sent")
 
 
 def _begin_session(connection: Any, record: Any, *, settings: Mapping[str, str]) -> None:
@@ -292,6 +312,7 @@ def _replace_sessions(context: sa.engine.ExceptionContext) -> None:
 
 
 def _on_begin(connection: sa.Connection) -> None:
+    _require_in_place(*_open[id(connection.connection.dbapi_connection)])
     # IMMEDIATE takes SQLite's only write lock now, before the first read: two writers never read the same state.
     writes = connection.get_execution_options().get("mobilemoney_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

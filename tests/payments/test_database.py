@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -24,7 +25,8 @@ from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.url import obstacle
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import on_asyncio, rows
+from tests.payments.service import ORDER, make_world, on_asyncio, rows
+from tests.support.databases import Postgres
 from tests.support.patience import PATIENCE
 
 _FORK = """
@@ -254,6 +256,17 @@ async def test_postgresql_waits_for_the_disk(postgres_url: str) -> None:
     database.close()
 
 
+@pytest.mark.slow
+@on_asyncio
+async def test_a_database_without_an_encoding_is_read_as_text(postgres_server: Postgres) -> None:
+    """`initdb` makes such ones where the locale is C."""
+    url = postgres_server.new_database("ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    world = make_world(url)
+    async with world.client() as client:
+        await client.collections.create(**ORDER, idempotency_key="chai-\u20ac")
+        assert [each.key for each in await client.payments.list()] == ["chai-\u20ac"]
+
+
 async def test_a_relative_file_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that changes its directory goes on with the file that it began with."""
     (tmp_path / "a").mkdir()
@@ -300,6 +313,28 @@ async def test_a_new_database_is_its_owners_alone(tmp_path: Path, monkeypatch: p
     assert found == {"new.db": 0o600, "new.db-shm": 0o600, "new.db-wal": 0o600}
     assert database.readable_files() == []
     database.close()
+
+
+@on_asyncio
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_in_a_file_that_was_removed_or_replaced_nothing_is_paid(tmp_path: Path, *, is_replaced: bool) -> None:
+    """SQLite would write on in it: who opens the file of that name knows of no such payment, and pays again."""
+    file = tmp_path / "payments.db"
+    world = make_world(f"sqlite:///{file}")
+    async with world.client() as client:
+        await client.collections.create(**ORDER, idempotency_key="order-1")
+        if is_replaced:
+            shutil.copy(file, tmp_path / "backup").replace(file)
+        else:
+            file.unlink()
+        async with world.client() as other:
+            for each in (client, other):
+                with pytest.raises(StoreError, match="was removed or replaced") as caught:
+                    await each.collections.create(**ORDER, idempotency_key="order-2")
+                assert caught.value.outcome == "not_sent"
+                with pytest.raises(StoreError, match="was removed or replaced"):
+                    await each.payments.list()
+    assert world.sent == 1 and file.exists() is is_replaced
 
 
 async def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:

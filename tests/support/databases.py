@@ -45,11 +45,11 @@ class Postgres:
         """The folder with ``pg_dump`` and the other programs of its version."""
         return Path(self._server.bin_path)
 
-    def new_database(self) -> str:
-        """Return the URL of a database with nothing in it."""
+    def new_database(self, options: str = "") -> str:
+        """Return the URL of a database with nothing in it, made with some options."""
         url = self._url.set(database=_new_name())
         with _connection(self._url) as connection:
-            connection.execute(sa.text(f"CREATE DATABASE {url.database}"))
+            connection.execute(sa.text(f"CREATE DATABASE {url.database} {options}"))
         return url.render_as_string(hide_password=False)
 
     def shared_database(self, *, partitioned: bool = False) -> str:
