@@ -136,6 +136,25 @@ async def test_one_process_at_a_time_reads_as_a_consumer(world: World) -> None:
         assert late.key == "a"
 
 
+async def test_a_consumer_goes_on_once_the_database_is_back(sqlite_file_url: str) -> None:
+    """It does not wait for the place of its own iterator, which the error that ended it keeps alive."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    async with world.client(store) as client:
+        await pay(client, "a")
+        outage = Outage(account_store(store).database)
+        feed = client.payments.changes(consumer="books", start="oldest")
+        await (await anext(feed)).done()
+        outage.away = True
+        with pytest.raises(StoreError) as kept:
+            while True:
+                await anext(feed)
+        outage.away = False
+        with anyio.fail_after(5):
+            assert (await anext(client.payments.changes(consumer="books"))).state is PaymentState.ACKNOWLEDGED
+        assert kept.tb is not None
+
+
 async def test_a_slow_handler_keeps_its_place_until_another_process_takes_over(sqlite_file_url: str) -> None:
     """Its `done` counts while nobody else reads; afterwards it raises, and what is not done is handed out again."""
     world = make_world(sqlite_file_url)

@@ -137,7 +137,8 @@ class ConsumerChanges:
     def __init__(self, store: AccountStore, name: str, **options: Any) -> None:
         me = store.left_consumers.pop(name, None) or uuid.uuid4().hex
         self._reader = ConsumerReader(store, name, me=me, **options)
-        weakref.finalize(self, store.left_consumers.__setitem__, name, me).atexit = False
+        self._leave = weakref.finalize(self, store.left_consumers.__setitem__, name, me)
+        self._leave.atexit = False
 
     def __aiter__(self) -> Self:
         return self
@@ -147,6 +148,9 @@ class ConsumerChanges:
             return await self._reader.next()
         except anyio.get_cancelled_exc_class():
             await self._reader.aclose()
+            raise
+        except StoreError:
+            self._leave()  # the error's traceback may keep this alive, and the next iterator waiting
             raise
 
     async def begin(self) -> None:
