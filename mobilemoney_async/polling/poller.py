@@ -94,7 +94,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
         self._channel, self._resume = channel, resume
-        self._unknown: set[str] = set()  # payments that the service did not know since the last look for them
+        self._unknown: set[str] = set()  # without a true answer since the last look for them
         self._changed = Signal()
         self._coordinator: Coordinator | None = None
         if channel is not None:
@@ -277,7 +277,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                     self._track(transaction_id, self._timeout, is_new=True)
 
     async def _look_again(self, channel: PollerChannel) -> None:
-        """Look payments of the store up again that the service did not know: it may show them late."""
+        """Look payments of the store up again that the service did not know, or showed otherwise: it may be late."""
         while True:
             await anyio.sleep(_LOOK_AGAIN)
             if not self._unknown:
@@ -289,7 +289,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                 continue
             unknown, self._unknown = self._unknown.intersection(pending), set()
             if unknown:
-                said = "the service does not know %d payments%s: each is looked up again every ten minutes"
+                said = "the service does not know %d payments%s, or not as made: each is looked up every ten minutes"
                 logger.warning(said, len(unknown), channel.whose)
             # They have had their grace period: one look each.
             tracked_at = anyio.current_time() - UNSEEN_GRACE
@@ -389,7 +389,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _hand_out(self, endings: list[StatusUpdate]) -> None:
         for update in endings:
-            if self._resume and isinstance(update.error, TransactionNotFound | InvalidTransactionId):
+            if self._resume and isinstance(update.error, TransactionNotFound | InvalidTransactionId | StoreError):
                 self._unknown.add(update.transaction_id)
             self._metrics.ended(update)
             self._outcomes.add(

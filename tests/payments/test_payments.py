@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 
@@ -175,6 +176,28 @@ async def test_the_end_of_another_payment_is_not_recorded(
     record = await client.payments.get("order-1")
     assert record is not None
     assert record.state is PaymentState.ACKNOWLEDGED
+
+
+async def test_a_payment_that_was_shown_otherwise_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer with another currency is not believed, and a paid order hears of its payment all the same."""
+    monkeypatch.setattr("mobilemoney_async.polling.poller._LOOK_AGAIN", 4.0)
+    async with world.client() as client, client.poller(resume=True) as poller:
+        outcomes = poller.outcomes(forever=True)
+
+        def change(page: Any) -> None:
+            for row in page["transactions"]:
+                row["currency"] = "USD"
+
+        world.line.change_page = change
+        for key in ("order-1", "order-2"):  # a page is worth more than lookups
+            await client.collections.create(phone_number="+255780000789", amount=1000, idempotency_key=key)
+        with anyio.fail_after(60):
+            assert isinstance((await anext(outcomes)).error, StoreError)
+            world.line.change_page = None
+            while (record := await client.payments.get("order-1")) is None or not record.is_final:
+                await anyio.sleep(1)
 
 
 async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
