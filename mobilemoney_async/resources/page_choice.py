@@ -69,13 +69,15 @@ class FullListing:
             left = max(0, self._total - total)
             self._beyond = (self._beyond[0], self._beyond[1] - left)
             self._covered = max(0, self._covered - left)
-        if not answer.is_complete:
+        assert self.page is not None
+        # A total that is less than the page itself shows is none.
+        is_counted = answer.is_complete and total >= (self.page - 1) * self._size + length
+        if not is_counted:
             self.counted = None
         elif self.counted is not None or self._total is None:
             self.counted = total if self.counted is None else min(self.counted, total)
         self._total = total
-        assert self.page is not None
-        self.page = self._next(self.page, length, answer.pagination.total_pages if answer.is_complete else math.inf)
+        self.page = self._next(self.page, length, answer.pagination.total_pages if is_counted else math.inf)
         return fresh
 
     @property

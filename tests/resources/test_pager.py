@@ -385,6 +385,16 @@ async def test_a_list_without_readable_counts_is_read_and_never_complete(
     assert sum("without a readable count" in each for each in caplog.messages) == 1
 
 
+@pytest.mark.parametrize("counted", [0, 2])
+async def test_a_list_that_counts_less_than_a_page_shows_is_read_and_never_complete(counted: int) -> None:
+    """Such a total does not end it after its first page."""
+    async with connect(short(counted, 7, pages=1)) as (client, service):
+        found = [page async for page in client.transactions.list(limit=3).pages()]
+        assert service.pages == [1, 2, 3, 4]
+        assert not found[-1].is_complete
+        assert sum(len(page) for page in found) == 7
+
+
 @pytest.mark.parametrize("length", [0, 1, 5, 6])
 async def test_a_list_that_is_as_long_as_it_says_is_complete(length: int, caplog: pytest.LogCaptureFixture) -> None:
     """Also where you asked for less of it."""
