@@ -68,13 +68,16 @@ def contradiction(answer: Acknowledgement | Transaction, *, type: str, phone_num
 def is_same_payment(transaction: Transaction, *, type: str, phone_number: str, amount: str) -> bool:
     """Return whether nothing that a transaction shows contradicts the payment of its id.
 
-    A list may have its own word for the type: only the contract's word for the other one contradicts. A currency may be
-    the shilling's usual abbreviation, or not be shown.
+    A list may have its own word for the type: only the contract's word for the other one contradicts.
     """
     is_other = transaction.type.strip().casefold() in set(TransactionType) - {type}
     is_same = transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
-    is_same_currency = transaction.currency.strip().upper() in {CURRENCY, "TSH", "TSHS", ""}
-    return is_same and is_same_currency and not is_other
+    return is_same and may_be_shillings(transaction) and not is_other
+
+
+def may_be_shillings(transaction: Transaction) -> bool:
+    """Return whether a transaction shows TZS, the shilling's usual abbreviation, or no currency."""
+    return transaction.currency.strip().upper() in {CURRENCY, "TSH", "TSHS", ""}
 
 
 def read_date(header: str) -> datetime | None:

@@ -354,6 +354,24 @@ async def test_totals_are_exact_and_of_this_merchant_alone(world: World) -> None
     assert report.transactions == 2
 
 
+async def test_a_transaction_in_another_currency_is_a_difference_and_in_no_total(world: World) -> None:
+    """Whoever pays too, and however young it is; the shilling's usual names are no other currency."""
+    shared = world.store(sole_writer=False)
+    async with world.client(store=shared) as client, world.client(store=world.store(account="till")) as other:
+        await pay(client, 1000)
+        await pay(other, 5000)
+        change_rows(world, lambda row: row.update(currency="USD" if row["amount"].startswith("5000") else "TShs"))
+        report = await audit(world, client)
+        (found,) = report.differences
+        assert (found.kind, found.transaction_id, found.amount) == ("unclaimed", world.made[1], None)
+        assert found.commands[0][:2] == ("payments", "explain") and not report.on_its_way
+        assert [(each.count, each.gross) for each in report.totals] == [(1, Decimal(1000))]
+        change_rows(world, lambda row: row.update(currency="USD"))  # also of a payment of ours
+        report = await audit(world, client)
+    assert [str(each.kind) for each in report.differences] == ["content", "unclaimed"]
+    assert not report.totals
+
+
 @pytest.mark.slow
 async def test_a_day_costs_its_pages(world: World, client: AsyncClient) -> None:
     """A request for a hundred transactions, and a few more, in the lane that gives way to all others."""

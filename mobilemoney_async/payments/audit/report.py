@@ -10,7 +10,7 @@ from functools import cached_property
 
 import attrs
 
-from mobilemoney_async.contract.comparison import CURRENCY, ERASED, may_be_number, shift
+from mobilemoney_async.contract.comparison import CURRENCY, ERASED, may_be_number, may_be_shillings, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
@@ -80,7 +80,7 @@ class Difference(Data):
         commands: The command lines for it, each as the arguments of ``mobilemoney``.
         key: The payment's idempotency key, or None.
         transaction_id: The transaction, or None.
-        amount: Whole TZS, or None.
+        amount: Whole TZS, or None; None also for a transaction in another currency.
     """
 
     kind: DifferenceKind
@@ -208,6 +208,8 @@ class Comparison:
         ahead = timedelta(0) if skew is None else skew.high
         found: list[Transaction] = []
         for row in self._unowned():
+            if not may_be_shillings(row):
+                continue  # a difference, however young
             near = self._near(row)
             unidentified = _first_open(near)
             age = None if row.created_at is None else shift(self.now, ahead) - row.created_at
@@ -263,7 +265,7 @@ class Comparison:
         """Return the differences. A number that is masked, cut or missing in the list is no difference."""
         if row.amount != record.amount:
             yield f"the amount is {record.amount:f} here, and {row.amount:f} at the service"
-        if row.currency.strip().upper() != CURRENCY:
+        if not may_be_shillings(row):
             yield f"the currency is {CURRENCY} here, and another one at the service"
         if not may_be_number(row.phone_number, record.phone_number):
             yield "the phone number is another one at the service"
@@ -274,6 +276,8 @@ class Comparison:
 
     def _unclaimed(self, row: Transaction) -> Iterable[Difference]:
         said = f"no payment claims transaction {row.id} ({shown_text(row.status)})"
+        if not may_be_shillings(row):
+            said += f", in {shown_text(row.currency)}, which no total counts"
         if self.facts.classify(row, None) is RowClass.LOST:
             said += ", of a time that the store has lost"
         near = self._near(row)
@@ -288,7 +292,7 @@ class Comparison:
         elif paid is not None:
             said += f", which fits payment {paid.key!r} as well as its own transaction {paid.transaction_id}"
             yield difference(DifferenceKind.PAID_TWICE, said, paid, row)
-        elif self.is_sole_writer:
+        elif self.is_sole_writer or not may_be_shillings(row):
             yield difference(DifferenceKind.UNCLAIMED, said, row=row)
 
     def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
@@ -325,9 +329,9 @@ def _has_moved(type: str, status: str | None) -> bool:
 
 
 def totals_of(rows: Iterable[Transaction]) -> list[AuditTotal]:
-    """Return the totals of transactions, by type, status and settlement batch."""
+    """Return the totals of transactions in TZS, by type, status and settlement batch."""
     kinds: dict[tuple[str, str, str | None], list[Transaction]] = {}
-    for row in rows:
+    for row in filter(may_be_shillings, rows):
         batch = None if row.settlement is None else row.settlement.settlement_batch
         kinds.setdefault((str(row.type), str(row.status), batch), []).append(row)
     return [
@@ -371,6 +375,7 @@ def difference(
     """Return a difference with the next step: one of its own, or that of its kind."""
     if step is None:
         step = NextStep(_ADVICE[kind], tuple(_commands(kind, record, row)))
+    shown = record if row is None else row if may_be_shillings(row) else None
     return Difference(
         kind=kind,
         reason=reason,
@@ -378,7 +383,7 @@ def difference(
         commands=step.commands,
         key=None if record is None else record.key,
         transaction_id=row.id if row is not None else None if record is None else record.transaction_id,
-        amount=row.amount if row is not None else None if record is None else record.amount,
+        amount=None if shown is None else shown.amount,
     )
 
 
