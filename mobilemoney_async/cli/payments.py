@@ -39,7 +39,14 @@ from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import GRACE, RECONCILE, NextStep, next_step
-from mobilemoney_async.payments.records.record import HistoryEntry, PaymentRecord, PaymentState, Source, is_stale
+from mobilemoney_async.payments.records.record import (
+    HistoryEntry,
+    PaymentEvent,
+    PaymentRecord,
+    PaymentState,
+    Source,
+    is_stale,
+)
 from mobilemoney_async.text import shown_text
 
 if TYPE_CHECKING:
@@ -394,8 +401,9 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
         output.show(*map(output.command, command_lines(step, service)))
 
     def said(entry: HistoryEntry) -> str:
-        # Of the others none holds a number; some name long ids.
-        return output.said(entry.detail, unmasked=unmasked or entry.source != Source.PERSON)
+        # Of the others none holds a number; some name long ids, and so does what a person adopts, before the note.
+        parts = (entry.detail or "").split(": ", 1 if entry.what == PaymentEvent.ADOPT.value else 0)
+        return ": ".join(output.said(each, unmasked=unmasked or entry.source != Source.PERSON) for each in parts)
 
     columns: tuple[Column[HistoryEntry], ...] = (
         Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),

@@ -246,6 +246,20 @@ class TestShow:
         assert (record["reason"], record["cause"]) == (reason, "NO_LATER")
         assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
 
+    def test_it_shows_which_transaction_someone_has_named(self, sandbox: Sandbox, url: str) -> None:
+        """The history has the id as it is, and the note without its secrets."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        (name,) = sandbox.transactions
+
+        async def identify() -> None:
+            async with sandbox.client(store=SQLStore(url)) as client:
+                await client.payments.identify("order-1", name, note=f"Asha: books, PIN 4455, {NUMBER}")
+
+        anyio.run(identify)
+        shown = run("show", "order-1", "--store", url).stdout
+        assert f"person  {name}: Asha: books" in shown
+        assert "4455" not in shown and NUMBER not in shown
+
     def test_a_key_that_was_never_used_is_an_error(self, sandbox: Sandbox, url: str) -> None:
         pay(sandbox, url, "order-1")
         result = run("show", "order-2", "--store", url)
