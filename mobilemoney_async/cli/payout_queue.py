@@ -1,4 +1,4 @@
-"""What the account of a batch has in its queue, and which payouts nothing sends."""
+"""What an account has in its queue, the end of its pause, and which payouts nothing sends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import copyable, say
-from mobilemoney_async.cli.options import Service, command_line, confirm_money
+from mobilemoney_async.cli.failures import Refused, copyable, say
+from mobilemoney_async.cli.options import Service, command_line, confirm_money, require_yes
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.cli.stores import find_store, run_with_account
 from mobilemoney_async.configuration.settings import Settings
@@ -17,6 +17,7 @@ from mobilemoney_async.payments.records.next_steps import next_step
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.payouts.review import Queue
+    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.records.journal import Journal
 
 T = TypeVar("T")
@@ -40,6 +41,28 @@ def say_what_is_queued(id: str, service: Service) -> None:
         say("payouts", f"not followed, and still in the queue: {_describe_others(queue)}; see {listing}")
 
 
+def resume_queue(service: Service, *, yes: bool) -> None:
+    """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself."""
+    from mobilemoney_async.payments.outbox.outbox import Pause, find_pause, save_pause
+
+    if not _read(find_pause, service).lasts:
+        say("payouts", "the queue is not paused")
+        return
+    queue = _find_queue(None, service)
+    queued = _payments(queue.others, "queued payment", queue.others_total)
+    if not yes:
+        require_yes(f"Is the reason gone, so that {queued} may be sent?", otherwise="nothing was changed")
+
+    async def resume(store: AccountStore) -> Pause:
+        await store.decide(lambda journal, at: save_pause(journal, Pause(resumed_at=at)))
+        return await store.read(find_pause)
+
+    left = run_with_account("payouts", resume, find_store(service))
+    if left.lasts:  # of an account that may not pay, whatever its dispatchers do
+        raise Refused(f"nothing is sent: {copyable(left.reason or '')}")
+    say("payouts", f"the queue goes on: a dispatcher of your program sends {queued}")
+
+
 def say_released(batch: PayoutBatch, service: Service) -> None:
     """Say how the payouts that were confirmed absent can be sent: no step of a batch does so."""
     if not batch.states.get("RELEASED"):
@@ -60,7 +83,7 @@ def _read(work: Callable[[Journal], T], service: Service) -> T:
     return run_with_account("payouts", lambda store: store.read(work), find_store(service))
 
 
-def _find_queue(id: str, service: Service) -> Queue:
+def _find_queue(id: str | None, service: Service) -> Queue:
     from mobilemoney_async.payments.payouts.review import find_queue
 
     return _read(lambda journal: find_queue(journal, id), service)

@@ -26,7 +26,7 @@ from mobilemoney_async.cli.options import (
     with_service,
 )
 from mobilemoney_async.cli.payments import find_put_off
-from mobilemoney_async.cli.payout_queue import confirm_sending, say_released, say_what_is_queued
+from mobilemoney_async.cli.payout_queue import confirm_sending, resume_queue, say_released, say_what_is_queued
 from mobilemoney_async.cli.payout_views import (
     batch_columns,
     count_lines,
@@ -68,7 +68,7 @@ _COLUMNS = "The file's own names of our columns: phone_number=Namba,amount=Kiasi
 Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME=THEIRS,…", help=_COLUMNS)]
 _SEND = "Send what is queued in this account now, and follow the batch, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
-Resume = Annotated[bool, typer.Option("--resume", help="With --send: go on, though the queue is paused.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Let a paused queue go on: alone, or with --send.")]
 # Lines of a page of `payouts show`.
 _PAGE = 50
 # Seconds between two looks at the progress.
@@ -226,14 +226,12 @@ def status(
     """Show the latest batches, or one with the states of its payouts.
 
     With --send it sends what is queued in the account, and follows this batch until none of its payouts is open. It may
-    be killed, and run again.
+    be killed, and run again. With --resume alone it lets a paused queue go on, which a program of yours sends.
     """
-    if id is None and send:
-        raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
-    if (resume or yes) and not send:
-        option = "--resume" if resume else "--yes"
-        raise typer.BadParameter(f"{option} goes with --send", param_hint=option)
-    if id is None:
+    _check_options(id, send=send, resume=resume, yes=yes)
+    if id is None and resume:
+        resume_queue(service, yes=yes)
+    elif id is None:
         found = _run(lambda payouts: payouts.list(), service)
         if as_json:
             for each in found:
@@ -255,6 +253,15 @@ def status(
         batch = _run(lambda payouts: payouts.get(id), service)
         _print(batch, as_json=as_json)
         say_released(batch, service)
+
+
+def _check_options(id: str | None, *, send: bool, resume: bool, yes: bool) -> None:
+    if id is None and send:
+        raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
+    if id is not None and resume and not send:
+        raise typer.BadParameter("--resume goes with --send, or without ID", param_hint="--resume")
+    if yes and not (send or resume):
+        raise typer.BadParameter("--yes goes with --send or --resume", param_hint="--yes")
 
 
 @add_command(payouts_app, "show")

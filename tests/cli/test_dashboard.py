@@ -350,7 +350,7 @@ async def test_each_command_names_the_account_and_the_store(store: SQLStore, fil
     shown, options = Elements(board.write()).text, f"--store {url} --account shop-3"
     for command in ("list --unresolved", "unclaimed", "recover"):
         assert f"mobilemoney payments {command} {options}" in shown
-    assert f"mobilemoney payouts status ID --send --resume {options}" in shown
+    assert f"mobilemoney payouts status --resume {options}" in shown
 
 
 async def test_who_may_not_pay_is_listed_with_the_reason(store: SQLStore, file: Path) -> None:

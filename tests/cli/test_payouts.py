@@ -7,16 +7,20 @@ import os
 import re
 import sqlite3
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 import sqlalchemy as sa
 
+from mobilemoney_async import SQLStore
 from mobilemoney_async.cli import payout_queue, payouts
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from mobilemoney_async.testing import run_virtual
 from tests.payments.tables import insert_line
 from tests.support.commands import Command, run, started
 
@@ -307,6 +311,33 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     run("accounts", "resume", "default")
     assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume").stdout
     assert run("payouts", "status", batch, "--resume").exit_code == 2
+
+
+def test_a_queue_without_a_batch_goes_on_too(folder: Path) -> None:
+    """Once somebody has said yes to what is queued; a program's dispatcher sends it, this command nothing."""
+    url, sandbox, flags = f"sqlite:///{folder}/queue.db", Sandbox(), ("--store", f"sqlite:///{folder}/queue.db")
+
+    async def dispatch(*, pause: bool) -> None:
+        async with sandbox.client(store=SQLStore(url)) as client, client.dispatcher() as dispatcher:
+            if pause:
+                dispatcher.pause("the float is empty")
+                await client.payments.enqueue(
+                    type="collection", phone_number="+255681234501", amount=9_000, idempotency_key="order-1"
+                )
+            await anyio.sleep(5)
+
+    run_virtual(partial(dispatch, pause=True))
+    assert run("payouts", "status", "--resume", *flags).exit_code == 1  # no answer
+    run_virtual(partial(dispatch, pause=False))
+    assert not sandbox.transactions
+    ran = run("payouts", "status", "--resume", *flags, answer="y\n")
+    assert (ran.exit_code, "1 queued payment of 9,000 TZS" in ran.stderr) == (0, True), ran.stderr
+    run_virtual(partial(dispatch, pause=False))
+    assert len(sandbox.transactions) == 1
+    assert "is not paused" in run("payouts", "status", "--resume", *flags).stderr
+    run("accounts", "suspend", "default", "--note", "papers are late", *flags)
+    suspended = run("payouts", "status", "--resume", "--yes", *flags)
+    assert (suspended.exit_code, "accounts resume" in suspended.stderr) == (1, True)
 
 
 @pytest.mark.costly("no quick test confirms from the command line that a payout is absent")

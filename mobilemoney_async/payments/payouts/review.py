@@ -53,15 +53,15 @@ class Queue:
     others_total: Decimal
 
 
-def find_queue(journal: Journal, id: str) -> Queue:
-    """Return what is queued in the account of a batch; the lines of a proposed one as if it were approved."""
-    batch, lines, used = find_row(journal, id), find_lines(journal, id), find_payments(journal, id)
+def find_queue(journal: Journal, id: str | None) -> Queue:
+    """Return what is queued in an account, of a batch if any and beside it; a proposed one as if it were approved."""
+    lines, used = ([], {}) if id is None else (find_lines(journal, id), find_payments(journal, id))
     own = {row.key for chain in find_all_payments(journal, used).values() for row in chain}
     of_account = sa.select(payments.c.key, payments.c.amount).where(payments.c.account == journal.account, IS_QUEUED)
     amounts: dict[bool, list[Decimal]] = {True: [], False: []}
     for row in journal.execute(of_account):
         amounts[row.key in own].append(load_amount(row.amount))
-    if batch.state == PROPOSED:
+    if id is not None and find_row(journal, id).state == PROPOSED:
         amounts[True] += [load_amount(each.amount) for each in lines_to_queue(lines, used)]
     return Queue(len(amounts[True]), _sum(amounts[True]), len(amounts[False]), _sum(amounts[False]))
 
