@@ -16,6 +16,7 @@ import signal
 import sqlite3
 import sys
 from contextlib import ExitStack, closing
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from mobilemoney_async import (
     AsyncClient,
     IdempotencyConflict,
     InvalidRequest,
+    LimitExceeded,
     MobileMoneyError,
     OutcomeUnknown,
     PaymentChange,
@@ -96,8 +98,10 @@ def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
         # No failure, and no retry: `books` finds out about it.
         logger.warning("%s: %s", order, error)
     except MobileMoneyError as error:
+        # No later time has room for more than a limit itself.
+        is_too_much = isinstance(error, LimitExceeded) and Decimal(amount) > error.most
         # A subclass of APIError, such as AuthenticationError, concerns all orders: a retry may succeed.
-        if type(error) in {APIError, IdempotencyConflict, InvalidRequest}:
+        if is_too_much or type(error) in {APIError, IdempotencyConflict, InvalidRequest}:
             # Only `is_certain` proves that no money has moved: otherwise `books` may find the payment later.
             logger.error("%s: an operator must look: %s", order, error)  # noqa: TRY400
         else:

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import anyio
@@ -25,6 +26,7 @@ from mobilemoney_async import (
     AsyncClient,
     IdempotencyConflict,
     InvalidRequest,
+    LimitExceeded,
     MobileMoneyError,
     OutcomeUnknown,
     PaymentState,
@@ -93,7 +95,7 @@ async def pay_out(order: str, phone_number: str, amount: str, job: Context = Tas
     except OutcomeUnknown as error:
         logger.warning("%s: %s", order, error)  # never sent again: `reconcile` finds out, `follow` waits for it
     except MobileMoneyError as error:
-        if not needs_operator(error):
+        if not needs_operator(error, amount):
             logger.warning("%s: not paid, retried in some minutes: %s", order, error)
             return
         logger.error("%s: an operator must look: %s", order, error)  # noqa: TRY400
@@ -105,10 +107,12 @@ async def pay_out(order: str, phone_number: str, amount: str, job: Context = Tas
     await job.ack()
 
 
-def needs_operator(error: MobileMoneyError) -> bool:
+def needs_operator(error: MobileMoneyError, amount: str) -> bool:
     """Return whether a retry is useless."""
     if isinstance(error, InvalidRequest):
         return error.argument != "client"  # the client is closed when this worker is about to stop
+    if isinstance(error, LimitExceeded):
+        return Decimal(amount) > error.most  # more than the limit itself: no later time has room for it
     # A subclass of APIError, such as AuthenticationError, concerns all orders: a retry may succeed.
     return type(error) in {APIError, IdempotencyConflict}
 

@@ -16,7 +16,7 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from mobilemoney_async import DuplicateSuspected, PermissionDenied, SQLStore
+from mobilemoney_async import DisbursementLimits, DuplicateSuspected, PermissionDenied, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
 from tests.support.patience import PATIENCE
@@ -135,14 +135,15 @@ def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
         example().pay_out("order-1", "+255681234567", "5000")
 
 
-@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused", "cancelled"])
+@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused", "cancelled", "limit"])
 def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An order that the library or the service refuses is logged as an error, and not tried for ever."""
     sandbox = Sandbox()
     number = "0681 765 432" if wrong == "phone number" else "+255681234567"
-    with worker(sandbox, tmp_path, monkeypatch):
+    limits = DisbursementLimits(per_day=4999 if wrong == "limit" else 9000)
+    with worker(sandbox, tmp_path, monkeypatch, disbursement_limits=limits):
         if wrong == "amount":  # another one than before
             example().pay_out("order-1", number, "4000")
         if wrong == "refused":

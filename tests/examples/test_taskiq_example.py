@@ -19,7 +19,7 @@ import attrs
 import pytest
 import redis
 
-from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, RateLimiter, SQLStore
+from mobilemoney_async import AsyncClient, DisbursementLimits, MobileMoneyError, OutcomeUnknown, RateLimiter, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.fleet import SPEED, Fleet, fleet_environment, kill, make_sandbox
 from tests.support.patience import PATIENCE
@@ -221,6 +221,22 @@ async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
         await example().pay_out("order-1", "+255681234567", "5000", job=(job := Job(state)))
     assert (job.acknowledged, queued) == (1, ["order-1"])
     assert len(sandbox.transactions) == 1
+
+
+@on_asyncio
+@pytest.mark.parametrize("limit", ["per_payment", "per_recipient_a_day", "per_day"])
+async def test_what_a_limit_never_lets_go_is_left_to_a_person(
+    limit: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
+) -> None:
+    """An order above the limit itself is not tried for ever; one that has to wait for a day is."""
+    sandbox, limits = Sandbox(), DisbursementLimits(**{limit: 6000})
+    async with worker_state(sandbox, tmp_path, disbursement_limits=limits) as state:
+        await example().pay_out("order-1", "+255681234567", "6001", job=(job := Job(state)))
+        assert (job.acknowledged, queued) == (1, [])
+        assert re.match("order-1: an operator must look: ", caplog.messages[-1])
+        for order in ("order-2", "order-3"):
+            await example().pay_out(order, "+255681234567", "5000", job=(job := Job(state)))
+        assert job.acknowledged == (limit == "per_payment")
 
 
 @pytest.mark.slow
