@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from mobilemoney_async.redaction import without_secrets
@@ -75,6 +76,23 @@ def shown_id(text: str, limit: int = 64) -> str:
 def id_repr(text: str | None) -> str:
     """Return the repr of an attribute that holds an id of the service."""
     return repr(None if text is None else shown_id(text))
+
+
+def arguments(*words: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the arguments of a command of ours: those from the first on that begins with ``-`` stand behind ``--``."""
+    at = next((at for at, word in enumerate(words) if word.startswith("-")), None)
+    return (*words, *options) if at is None else (*words[:at], *options, "--", *words[at:])
+
+
+def option(name: str, value: str) -> tuple[str, ...]:
+    """Return an option of a command of ours; a value that begins with ``-`` is attached, or it would be an option."""
+    return (f"--{name}={value}",) if value.startswith("-") else (f"--{name}", value)
+
+
+def command_line(*words: str, options: Sequence[str] = ()) -> str:
+    """Return a command of ours for the user to paste into a shell: its `arguments`, and more options."""
+    at = words.index("--") if "--" in words else len(words)
+    return shlex.join(["mobilemoney", *words[:at], *options, *words[at:]])
 
 
 def name_lines(lines: Sequence[int]) -> str:

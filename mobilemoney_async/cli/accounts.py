@@ -19,7 +19,6 @@ from mobilemoney_async.cli.options import (
     Service,
     SkipQuestion,
     check,
-    command_line,
     read_phone_number,
     require_yes,
     with_service,
@@ -33,6 +32,7 @@ from mobilemoney_async.payments.records.account_status import (
     Erasure,
     describe,
 )
+from mobilemoney_async.text import arguments, command_line
 from mobilemoney_async.values import require_text
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
             shown = command_line("accounts", "list", "--all", *service.flags)
             raise Refused(f"the store knows no account {account!r}; {shown} shows them")
         if account not in known:  # a wrong name would suspend nobody, and look done
-            again = command_line("accounts", "resume", account, *service.flags)
+            again = command_line(*arguments("accounts", "resume", account, options=service.flags))
             said = f"the store has nothing of it yet; if the name is wrong: {again}, and suspend the right one"
             say("accounts", f"account {account!r} is new: {said}")
         return await store.change_state(state, note, store.database.wall_clock.utcnow)

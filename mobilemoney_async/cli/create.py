@@ -22,7 +22,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import missing_file, open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, copyable, explain, run, say
-from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
+from mobilemoney_async.cli.options import Service, Unmasked, Yes, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings
@@ -33,7 +33,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.text import shown_text
+from mobilemoney_async.text import arguments, command_line, option, shown_text
 from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 
 # The default of --timeout, seconds.
@@ -278,7 +278,7 @@ class Payment:
             return following.still_open(self.watchlist, self._service.flags)
         record = self._record
         if record is not None and record.transaction_id is not None:
-            again = command_line("watch", record.transaction_id, *self._service.flags)
+            again = command_line(*arguments("watch", record.transaction_id, options=self._service.flags))
             return [f"the payment exists: {record.transaction_id}", f"to follow it: {again}"]
         if self._is_unknown if record is None else record.is_unresolved:
             return ["it is unknown whether the payment exists", *self._how_to_find_out()]
@@ -291,7 +291,7 @@ class Payment:
             text = f"{copyable(str(exc))}; look at it: {listed}"
         elif isinstance(exc, errors.DuplicateSuspected):
             reconcile = command_line("payments", "reconcile", *self._service.flags)
-            show = command_line("payments", "show", exc.other_key or "", *self._service.store_flags)
+            show = command_line(*arguments("payments", "show", exc.other_key or "", options=self._service.store_flags))
             text = f"{exc}; resolve the other payment first: {reconcile}, or look at it: {show}"
         elif not isinstance(exc, errors.StoreError):  # the store's text says itself whether it was sent
             is_certain = not isinstance(exc, errors.APIError) or exc.is_certain
@@ -303,7 +303,7 @@ class Payment:
 
     def _conflict(self, exc: errors.IdempotencyConflict, record: PaymentRecord | None) -> Refused:
         request = self._request
-        show = command_line("payments", "show", request.key or "", *self._service.store_flags)
+        show = command_line(*arguments("payments", "show", request.key or "", options=self._service.store_flags))
         advice = "another payment needs another key"
         kept = None if record is None else (record.type, record.phone_number, f"{record.amount:f}", record.has_extra)
         if kept == (request.type, request.phone_number, request.amount, True):
@@ -319,9 +319,9 @@ class Payment:
     def _how_to_find_out(self) -> list[str]:
         """Return the next steps for a payment with an unknown result."""
         if self._request.key is not None:
-            key = shlex.quote(self._request.key)
+            key = shlex.join(option("key", self._request.key))
             return [
-                f"the same command with --key {key} looks for it first, and never sends it twice",
+                f"the same command with {key} looks for it first, and never sends it twice",
                 f"{command_line('payments', 'reconcile', *self._service.flags)} looks for it too, and sends nothing",
             ]
         # An hour earlier, since the service's clock may differ from ours.

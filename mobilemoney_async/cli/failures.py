@@ -14,12 +14,14 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.text import arguments, command_line, option
 
 if TYPE_CHECKING:
     from mobilemoney_async.configuration.settings import Settings
@@ -75,7 +77,6 @@ class _Interrupted(Exception):
 
 
 _LOG_IN = "get a new token: mobilemoney login, or from its issuer"
-_RESUMED_BY = "it pays again after mobilemoney accounts resume"
 _FIND_CAUSE = "run `mobilemoney doctor` to find the cause"
 
 ADVICE: dict[type, str] = {
@@ -91,7 +92,7 @@ ADVICE: dict[type, str] = {
     errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
-    errors.AccountSuspended: f"{_RESUMED_BY} ACCOUNT",
+    errors.AccountSuspended: "it pays again after mobilemoney accounts resume ACCOUNT",
     errors.LimitExceeded: "pay less (or tomorrow, under a limit of a day), or change the profile's disbursement_limits",
     errors.TransportError: _FIND_CAUSE,
 }
@@ -111,8 +112,8 @@ def copyable(text: str) -> str:
         unknown = set[str]() if group is None or name in OF_THE_SERVICE else {"base-url"}
         if group == "accounts":
             unknown = {"base-url", "account"}
-        given = {option: value for option, value in GIVEN.get({}).items() if option not in unknown}
-        return " ".join([found[0], *(f"--{option} {shlex.quote(value)}" for option, value in given.items())])
+        given = {name: value for name, value in GIVEN.get({}).items() if name not in unknown}
+        return " ".join([found[0], *map(shlex.quote, chain.from_iterable(starmap(option, given.items())))])
 
     return _COMMAND.sub(complete, text)
 
@@ -129,7 +130,7 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
     if settings is not None:
         text, advice = _name_service(exc, settings, text, advice)
         if isinstance(exc, errors.AccountSuspended):
-            advice = f"{_RESUMED_BY} {shlex.quote(settings.account)}"
+            advice = f"it pays again after {command_line(*arguments('accounts', 'resume', settings.account))}"
     return copyable(f"{text}; {advice}" if advice else text), exit_code
 
 

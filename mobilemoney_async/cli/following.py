@@ -18,12 +18,12 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.cli.failures import ExitCode, first_error, say
-from mobilemoney_async.cli.options import command_line
 from mobilemoney_async.cli.output import counted, ignoring_closed_pipe, plain, print_json_line, visible
 from mobilemoney_async.cli.transactions import describe
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event, TokenRenewed
+from mobilemoney_async.text import arguments, command_line
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -143,7 +143,7 @@ def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
         return []
     named = " ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
     count = f"{counted(len(ids), 'payment')} {'is' if len(ids) == 1 else 'are'}"
-    again = command_line("watch", *(ids if len(ids) <= _MOST_NAMED else ["ID..."]), *flags)
+    again = command_line(*arguments("watch", *(ids if len(ids) <= _MOST_NAMED else ["ID..."]), options=flags))
     return [f"{count} still open, and may end without us: {named}", f"to go on following: {again}"]
 
 

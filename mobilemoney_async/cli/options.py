@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import shlex
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -21,6 +20,7 @@ from mobilemoney_async.cli.failures import GIVEN, ExitCode, Refused, WrongUsage
 from mobilemoney_async.cli.output import visible
 from mobilemoney_async.configuration.profiles import holds_password
 from mobilemoney_async.configuration.settings import Settings, load_settings, profile_names
+from mobilemoney_async.text import option
 from mobilemoney_async.values import normalise_phone_number, require_seconds, tanzanian
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Service:
     @property
     def flags(self) -> list[str]:
         """The options as they were given, for the next command."""
-        return [word for name, value in self.given.items() for word in (f"--{name}", value)]
+        return [word for name, value in self.given.items() for word in option(name, value)]
 
     @property
     def store_flags(self) -> list[str]:
@@ -131,19 +131,6 @@ def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return run
 
     return decorate
-
-
-def command_line(*words: str) -> str:
-    """Return a command of ours for the user to paste into a shell: its arguments, and then its options, if any.
-
-    An argument that begins with ``-``, such as a key, goes to the end, behind ``--``.
-    """
-    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
-    arguments, given = words[:first], words[first:]
-    dashed = next((at for at, word in enumerate(arguments) if word.startswith("-")), None)
-    if dashed is not None:
-        words = (*arguments[:dashed], *given, "--", *arguments[dashed:])
-    return shlex.join(["mobilemoney", *words])
 
 
 def require_service(settings: Settings) -> Settings:

@@ -21,14 +21,14 @@ from rich.text import Text
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import WrongUsage, copyable, say
-from mobilemoney_async.cli.options import Service, command_line
+from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.cli.stores import find_store, queue_warnings, require_tables, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.text import shown_text
+from mobilemoney_async.text import command_line, shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.records.account_store import AccountStore

@@ -22,7 +22,6 @@ from mobilemoney_async.cli.options import (
     Service,
     SkipQuestion,
     Unmasked,
-    command_line,
     read_phone_number,
     require_yes,
     with_service,
@@ -47,7 +46,7 @@ from mobilemoney_async.payments.records.record import (
     Source,
     is_stale,
 )
-from mobilemoney_async.text import shown_text
+from mobilemoney_async.text import command_line, shown_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -339,8 +338,9 @@ def command_lines(step: NextStep, service: Service, *of_reconcile: str) -> list[
     lines: list[str] = []
     for words in step.commands:
         needs_service = words[0] != "payments" or words[1] in OF_THE_SERVICE
-        options = of_reconcile if words == RECONCILE else ()
-        lines.append(command_line(*words, *options, *(service.flags if needs_service else service.store_flags)))
+        options = [*(of_reconcile if words == RECONCILE else ())]
+        options += service.flags if needs_service else service.store_flags
+        lines.append(command_line(*words, options=options))
     return lines
 
 

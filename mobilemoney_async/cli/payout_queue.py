@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import Refused, copyable, say
-from mobilemoney_async.cli.options import Service, command_line, confirm_money, require_yes
+from mobilemoney_async.cli.options import Service, confirm_money, require_yes
 from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.cli.stores import find_store, run_with_account
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.records.next_steps import next_step
+from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.payouts.review import Queue

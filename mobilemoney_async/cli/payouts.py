@@ -20,7 +20,6 @@ from mobilemoney_async.cli.options import (
     Service,
     Unmasked,
     Yes,
-    command_line,
     require_service,
     require_yes,
     with_service,
@@ -40,6 +39,7 @@ from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_acco
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 from mobilemoney_async.payments.records.account_status import AccountState
+from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient

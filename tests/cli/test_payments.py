@@ -506,6 +506,23 @@ class TestReconcile:
         stopped = mobilemoney("collect", NUMBER, "1000", "--key", "order-3", *shop, "--account", "default").stderr
         assert "after mobilemoney accounts resume --profile shop default\n" in stopped
 
+    @pytest.mark.parametrize("name", ["-1", "--store", "--", "it's $HOME"])
+    def test_a_command_with_any_key_and_id_can_be_pasted(self, sandbox: Sandbox, url: str, name: str) -> None:
+        """Neither is taken for an option, nor changed by the shell; also in a text that knew nothing of the options."""
+        pay(sandbox, url, "order-1")
+        insert(url, key=name, state="QUEUED", attempt=0, cause="WAITS", about=str(forgotten(name, "order-2")))
+        shown = run("show", "--store", url, "--", name).stdout
+        (explain,) = re.findall(r"(?<=mobilemoney )payments explain .*?(?= \(if other)", shown)
+        explained = mobilemoney(*shlex.split(explain))
+        assert explained.stdout.startswith(f"{name}: explained."), explained.stderr
+        (cancel,) = re.findall(r"(?<=  mobilemoney )payments cancel .*", shown)
+        assert mobilemoney(*shlex.split(cancel), answer="y\n").exit_code == 0
+        assert run("list", "--state", "CANCELLED", "--store", url, "--json").stdout.count('"key"') == 1
+        execute(url, "UPDATE mobilemoney_payment_records SET state = 'RELEASED' WHERE state = 'CANCELLED'")
+        (collect,) = re.findall("mobilemoney collect .*", run("show", "--store", url, "--", name).stdout)
+        given = mobilemoney(*shlex.split(collect)[1:]).stderr
+        assert "PHONE must be" in given or "no service is named" in given, given
+
     def test_the_service_must_be_named(
         self, sandbox: Sandbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

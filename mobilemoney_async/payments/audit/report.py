@@ -29,7 +29,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
-from mobilemoney_async.text import shown_text, text_repr
+from mobilemoney_async.text import arguments, shown_text, text_repr
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
@@ -392,4 +392,4 @@ def _commands(kind: DifferenceKind, record: PaymentRecord | None, row: Transacti
         yield explain(row.id)
     elif record is not None:
         follows = kind is DifferenceKind.STATE and record.transaction_id is not None
-        yield ("watch", str(record.transaction_id)) if follows else ("payments", "show", record.key)
+        yield arguments("watch", str(record.transaction_id)) if follows else arguments("payments", "show", record.key)

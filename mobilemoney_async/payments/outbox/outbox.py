@@ -8,7 +8,6 @@ minutes, while all other payments go on.
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -49,7 +48,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.text import shown_text
+from mobilemoney_async.text import arguments, command_line, shown_text
 from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
@@ -375,7 +374,7 @@ def find_pause(journal: Journal) -> Pause:
     if row is None:
         return Pause()
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
-        resumed_by = f"it pays again after mobilemoney accounts resume {shlex.quote(journal.account)}"
+        resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
         return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
     return Pause(row.paused, row.paused_until, row.resumed_at)
 

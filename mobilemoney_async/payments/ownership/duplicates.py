@@ -17,7 +17,6 @@ same one, whether or not their stores have a key.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,6 +33,7 @@ from mobilemoney_async.payments.ownership.lives import begin_life
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
 from mobilemoney_async.payments.records.journal import HAS_TURNED, Journal
+from mobilemoney_async.payments.records.next_steps import explain, recover
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
@@ -46,10 +46,12 @@ from mobilemoney_async.payments.records.unmatched import (
     find_lines,
     lines_of,
 )
+from mobilemoney_async.text import command_line
 
 # For how long after its first sighting a surplus transaction stops other payments of its kind.
 _STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
 
+_NOTE = ("--note", "TEXT")
 _columns = unmatched.c
 _STOPS_FOR_A_WHILE = sa.and_(
     _columns.first_seen_at > sa.bindparam("of_seen_since"),
@@ -187,12 +189,11 @@ class DuplicateGuard:
 
 def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten payments") -> DuplicateSuspected:
     """Return the error for a payment that may be a transaction which the store has forgotten, or may have."""
-    pair = shlex.quote(f"{key}={transaction_id}")
     return DuplicateSuspected(
         f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
-        f"was sent; if it is, import it with: mobilemoney payments recover {pair} --note TEXT; "
-        f"if it is none of yours: mobilemoney payments explain {transaction_id} --note TEXT (if other systems of yours "
-        f"pay too, say so: {OTHERS_PAY})",
+        f"was sent; if it is, import it with: {command_line(*recover(key, transaction_id, _NOTE))}; "
+        f"if it is none of yours: {command_line(*explain(transaction_id, _NOTE))} (if other systems of yours pay too, "
+        f"say so: {OTHERS_PAY})",
         transaction_id=transaction_id,
     )
 
@@ -229,7 +230,7 @@ def _suspected(transaction_id: str) -> DuplicateSuspected:
     return DuplicateSuspected(
         f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
         "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "
-        f"the transaction is, and try again: mobilemoney payments explain {transaction_id} --note TEXT",
+        f"the transaction is, and try again: {command_line(*explain(transaction_id, _NOTE))}",
         transaction_id=transaction_id,
     )
 
@@ -237,12 +238,11 @@ def _suspected(transaction_id: str) -> DuplicateSuspected:
 def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
     """Return the error for a payment with an unidentified duplicate."""
     if duplicate.state is PaymentState.FINAL:
-        pair = shlex.quote(f"{duplicate.key}={duplicate.transaction_id}")
+        name = str(duplicate.transaction_id)
         said = (
             f"a {duplicate.type} of the same amount for the same phone number was final under the key "
             f"{duplicate.key!r}, and {duplicate.reason}: nothing was sent, since it may be paid already; decide with: "
-            f"mobilemoney payments recover {pair} --note TEXT, or "
-            f"mobilemoney payments explain {duplicate.transaction_id} --note TEXT"
+            f"{command_line(*recover(duplicate.key, name, _NOTE))}, or {command_line(*explain(name, _NOTE))}"
         )
         return DuplicateSuspected(said, other_key=duplicate.key)
     state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
 from mobilemoney_async.payments.records.rows import to_record
+from mobilemoney_async.text import command_line
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
@@ -191,7 +191,7 @@ def find_released(journal: Journal, id: str) -> list[PaymentRecord]:
 def released_step(row: sa.Row[Any]) -> str:
     """Return the next step for a payment that was confirmed absent."""
     step = next_step(to_record(row), row.changed_at)
-    lines = " or ".join(shlex.join(["mobilemoney", *each]) for each in step.commands)
+    lines = " or ".join(command_line(*each) for each in step.commands)
     return f"it was confirmed absent, and nothing sends it: {lines or step.text}"
 
 

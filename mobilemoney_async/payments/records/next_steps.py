@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import attrs
@@ -10,6 +10,7 @@ import attrs
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
+from mobilemoney_async.text import arguments, option
 
 GRACE: timedelta = timedelta(seconds=120)
 """The grace period of a store that sets none."""
@@ -58,14 +59,14 @@ def next_step(record: PaymentRecord, now: datetime, *, grace: timedelta = GRACE)
             f"It had ended, and {record.reason}. Ask the service which is true: take the new state, or keep the first."
         )
         name = str(record.transaction_id)
-        return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
+        return NextStep(said, (recover(record.key, name), explain(name)))
     if record.state is PaymentState.RELEASED and record.candidates:  # an acknowledgement has named one
         name = record.candidates[0]
         said = (
             f"Someone has confirmed that it does not exist, but its acknowledgement named transaction {name}: recover "
         )
         said += "it if it is this payment, or explain it. Nothing is sent before that."
-        return NextStep(said, (("payments", "recover", f"{record.key}={name}", *NOTE), explain(name)))
+        return NextStep(said, (recover(record.key, name), explain(name)))
     if record.state is PaymentState.RELEASED:
         said = "Someone has confirmed that it does not exist. Nothing sends it again by itself: "
         if record.has_extra:  # which no command line has, and without them the key is another payment's
@@ -84,34 +85,39 @@ def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
     name = transaction.transaction_id
     if transaction.is_gap:
         said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
-        return NextStep(said, (("payments", "recover", f"KEY={name}", *NOTE), explain(name)))
+        return NextStep(said, (recover("KEY", name), explain(name)))
     twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
     return NextStep(f"{twice}Find out what it is, then explain it.", (explain(name),))
 
 
-def explain(transaction_id: str) -> tuple[str, ...]:
+def explain(transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
     """Return the command that explains a transaction."""
-    return ("payments", "explain", transaction_id, *NOTE)
+    return arguments("payments", "explain", transaction_id, options=note)
+
+
+def recover(key: str, transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
+    """Return the command that imports a transaction as a payment."""
+    return arguments("payments", "recover", f"{key}={transaction_id}", options=note)
 
 
 def identify(key: str, transaction_id: str) -> tuple[str, ...]:
     """Return the command that makes a transaction a payment's."""
-    return ("payments", "identify", key, transaction_id, *NOTE)
+    return arguments("payments", "identify", key, transaction_id, options=NOTE)
 
 
 def cancel(key: str) -> tuple[str, ...]:
     """Return the command that takes a payment out of the queue."""
-    return ("payments", "cancel", key, *NOTE)
+    return arguments("payments", "cancel", key, options=NOTE)
 
 
 def _create(record: PaymentRecord) -> tuple[str, ...]:
     # PHONE stands for the number: the command line is printed where numbers are masked.
     name = "collect" if record.type is TransactionType.COLLECTION else "disburse"
-    return (name, "PHONE", f"{record.amount:f}", "--key", record.key)
+    return (name, "PHONE", f"{record.amount:f}", *option("key", record.key))
 
 
 def _confirm(record: PaymentRecord) -> tuple[str, ...]:
-    return ("payments", "confirm-absent", record.key, *NOTE)
+    return arguments("payments", "confirm-absent", record.key, options=NOTE)
 
 
 def _choose(record: PaymentRecord) -> NextStep:
@@ -139,7 +145,7 @@ def _wait_for_answer(record: PaymentRecord, now: datetime, grace: timedelta) -> 
 
 
 def _follow(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
-    follow = ("watch", record.transaction_id or "")
+    follow = arguments("watch", record.transaction_id or "")
     if record.is_contradicted:
         return NextStep(f"Its end is not believed: {record.reason}. Ask the service, then follow it again.", (follow,))
     return NextStep("It exists. Follow it to its final state.", (follow,))
