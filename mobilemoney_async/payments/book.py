@@ -140,7 +140,7 @@ class PaymentBook:
             state: Only those in this state, or in one of these.
 
         Returns:
-            At most 100 for each kind of name: only an external id may belong to many payments.
+            The newest 100 at most for each kind of name: only an external id may belong to many payments.
 
         Raises:
             InvalidRequest: An argument has a wrong type or value.

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     AsyncClient,
@@ -26,6 +27,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_one, record_seen
+from tests.payments.tables import insert_payment
 from tests.support.fakes import PHONE_NUMBER as PAYS
 from tests.support.fakes import FakeTransport, acknowledgement, make_client
 from tests.support.server import Response
@@ -134,6 +136,21 @@ async def test_payments_are_found_by_any_name(world: World) -> None:
         assert await client.payments.find(names, state=[]) == []
         assert await client.payments.find([]) == []
         assert await client.payments.find(["shop/%", "ORDER-1", "'; --"]) == []
+
+
+async def test_of_many_payments_with_one_external_id_the_newest_are_found(world: World, client: AsyncClient) -> None:
+    """A hundred at most: a customer asks about one of these."""
+    await client.payments.list()  # makes the tables
+
+    def insert(connection: sa.Connection) -> None:
+        for number in range(102):
+            at = f"2026-01-02 12:{number % 60:02}:{number // 60:02}"
+            insert_payment(connection, key=f"{at} {number}", created_at=at, external_id="cart", state="FINAL")
+
+    await account_store(world.store()).database.write(insert)
+    found = [each.key for each in await client.payments.find("cart")]
+    assert len(found) == 100 and found == sorted(found)
+    assert "2026-01-02 12:00:00 0" not in found and "2026-01-02 12:00:01 60" not in found
 
 
 async def test_the_external_id_that_the_service_shows_is_found(world: World, client: AsyncClient) -> None:

@@ -179,15 +179,15 @@ def unresolved(journal: Journal) -> list[PaymentRecord]:
 def find_named(
     journal: Journal, names: Sequence[str], *, states: Iterable[PaymentState] | None, most: int
 ) -> list[PaymentRecord]:
-    """Return payments with one of some names, oldest first: `most` at most for each kind of name."""
+    """Return payments with one of some names, oldest first: the newest, `most` at most for each kind of name."""
     where = [_columns.account == journal.account]
     if states is not None:
         # No bare column: for a hundred names, SQLite would rather scan the index on states, however long that is.
         where.append((_columns.state + "").in_(sorted({str(state) for state in states})))
-    parts = [
-        sa.select(payments).where(*where, _columns[kind].in_(names), *short).limit(most).subquery().select()
-        for kind, short in _NAMES.items()
-    ]
+    # No bare column here either: a planner would rather read the index on times, from its end, for a name of nobody.
+    newest = sa.func.coalesce(_columns.created_at, _columns.created_at).desc(), _columns.key.desc()
+    here = sa.select(payments).where(*where).order_by(*newest).limit(most)
+    parts = [here.where(_columns[kind].in_(names), *short).subquery().select() for kind, short in _NAMES.items()]
     found = {row.key: row for row in journal.execute(sa.union_all(*parts))}
     return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.key))]
 
