@@ -30,7 +30,7 @@ from hypothesis import settings
 
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
-from tests.support import cost, watchdog
+from tests.support import compiled, cost, watchdog
 from tests.support.scale import examples, left_to_other_runs, repetitions_of_costly_ones, spread
 from tests.support.wires import over_httpx2
 
@@ -40,6 +40,7 @@ if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path
 if os.environ.get("MOBILEMONEY_TESTS_WIRE") == "httpx2":
     over_httpx2()
 
+compiled.share()
 _finished = itertools.count(1)
 _IS_LIMITED = bool(os.environ.get("MOBILEMONEY_TESTS_LIMIT"))
 
