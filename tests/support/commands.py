@@ -1,5 +1,6 @@
 """`mobilemoney` as tests run it: inside this process where that is enough, else as a program of its own."""
 
+import functools
 import signal
 import subprocess
 import threading
@@ -25,10 +26,14 @@ from tests.support.warm import Program, warm
 with warnings.catch_warnings():
     # What the lowest typer that is allowed takes from the newest click is deprecated there.
     warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
     from typer.testing import CliRunner, Result
 
-    from mobilemoney_async.cli.app import app
+    from mobilemoney_async.cli.app import LazyCommand, app
 
+# A process makes the commands out of their functions once; this one runs many of them.
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+LazyCommand.load = functools.cache(LazyCommand.load)  # type: ignore[method-assign]
 _VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY", "PROFILE", "CONFIG")
 # The program, as the console script has it, and what its commands import.
 MOBILEMONEY = "import sys; sys.argv[0] = 'mobilemoney'; from mobilemoney_async.cli import main; main()"
