@@ -178,14 +178,15 @@ def read_tree(root: Path) -> dict[str, ast.Module]:
     return trees
 
 
-def _walk(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield each node below `node`, with whether it is inside a function or under `TYPE_CHECKING`."""
+def _statements(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield each statement below `node`, with whether it is inside a function or under `TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
-        yield child, lazy
-        inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
-            isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-        )
-        yield from _walk(child, lazy=lazy or inside)
+        if not isinstance(child, ast.expr):
+            yield child, lazy
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or (
+                isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+            )
+            yield from _statements(child, lazy=lazy or inside)
 
 
 def _own_name(dotted: str) -> str:
@@ -215,7 +216,7 @@ def _targets(node: ast.AST, importer: str, modules: Mapping[str, ast.Module]) ->
 
 def imports(importer: str, modules: Mapping[str, ast.Module]) -> Iterator[Import]:
     """Yield each import of one module."""
-    for node, lazy in _walk(modules[importer]):
+    for node, lazy in _statements(modules[importer]):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for target, ours in _targets(node, importer, modules):
                 yield Import(target, ours, node.lineno, lazy)
