@@ -331,6 +331,14 @@ PAIRS = [
     for one, two in itertools.permutations(works, 2)
     if one[:6] == two[:6] or "counted" not in one + two
 ]
+TABLES = (payments, history, changes, budgets, batches, leases, consumers, retries, unmatched)
+# In one statement: each transaction is tried after each of its reads.
+CONTENT = sa.text(
+    " UNION ALL ".join(
+        f"SELECT '{each.name}', (to_jsonb(t) - 'account')::text FROM {each.name} AS t WHERE account IN (:account, :new)"
+        for each in TABLES
+    )
+)
 _begun: dict[str, PaymentRecord] = {}  # payments as their callers have read them before, by account
 
 
@@ -352,27 +360,31 @@ def nonce(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("state", "one", "two"), PAIRS)
 def test_a_transaction_in_between_changes_nothing(engine: sa.Engine, state: str, one: str, two: str) -> None:
     """Whichever read it follows: rows, history, feed and results are those of one order or of the other."""
-    first, second = WORKS[state][one], WORKS[state][two]
-    orders = [_in_order(engine, state, *each) for each in ((one, two), (two, one))]
-    for place in itertools.count(1):
+    (reads, *forth), (_, *back) = (_in_order(engine, state, *each) for each in ((one, two), (two, one)))
+    assert reads, "nothing was read"
+    for place in range(1, reads + 1):
         account = _begin(engine, state)
-        # Two histories of one payment meet where both write an entry.
-        after = ("SELECT", "INSERT") if "rival" in state else "SELECT"
-        results = _interleave(engine, account, first, second, place, after=after)
-        if results is None:
-            assert place > 1, "nothing was read"
-            return
-        assert (dict(zip((one, two), results, strict=True)), _content(engine, account)) in orders, f"read {place}"
+        results = _interleave(engine, account, WORKS[state][one], WORKS[state][two], place, after=_reading(state))
+        left = [dict(zip((one, two), results, strict=True)), _content(engine, account)]
+        assert left in (forth, back), f"read {place}"
+
+
+def _reading(state: str) -> tuple[str, ...]:
+    """Return how the statements begin that a transaction comes in after."""
+    # Two histories of one payment meet where both write an entry.
+    return ("SELECT", "INSERT") if "rival" in state else ("SELECT",)
 
 
 @functools.cache
-def _in_order(engine: sa.Engine, state: str, *names: str) -> tuple[dict[str, object], object]:
-    """Run transactions one after the other, and return their results and what they leave."""
-    account, found = _begin(engine, state), {}
+def _in_order(engine: sa.Engine, state: str, *names: str) -> tuple[int, dict[str, object], object]:
+    """Run transactions one after the other; return the reads of the first, their results and what they leave."""
+    account, found, reads = _begin(engine, state), dict[str, object](), itertools.count()
     for name in names:
         with engine.begin() as connection:
+            if name == names[0]:
+                _follow(connection, _reading(state), lambda: next(reads))
             found[name] = _result(connection, account, WORKS[state][name])
-    return found, _content(engine, account)
+    return next(reads), found, _content(engine, account)
 
 
 def _begin(engine: sa.Engine, group: str) -> str:
@@ -431,28 +443,37 @@ def _prepare(journal: Journal, group: str) -> None:
         number_changes(journal)
 
 
+def _follow(connection: sa.Connection, after: tuple[str, ...], call: Callable[[], object]) -> None:
+    """Call after each read of a connection."""
+
+    def follow(_: object, cursor: object, statement: str, *__: object) -> None:
+        if statement.startswith(after):
+            call()
+
+    sa.event.listen(connection, "after_cursor_execute", follow)
+
+
 def _interleave(
-    engine: sa.Engine, account: str, first: Work, second: Work, place: int, *, after: str | tuple[str, ...]
-) -> tuple[object, object] | None:
-    """Run a transaction, and another one after its n-th read, as far as the locks let it; None without such a read."""
+    engine: sa.Engine, account: str, first: Work, second: Work, place: int, *, after: tuple[str, ...]
+) -> tuple[object, object]:
+    """Run a transaction, and another one after its n-th read, as far as the locks let it."""
     other = _Other(engine, lambda connection: _result(connection, account, second))
     reads = itertools.count(1)
 
-    def follow(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
-        if connection is one and statement.startswith(after) and next(reads) == place:
+    def come_between() -> None:
+        if next(reads) == place:
             other.start()
             other.wait()
 
-    sa.event.listen(engine, "after_cursor_execute", follow)
     try:
         with engine.connect() as one, one.begin():
+            _follow(one, after, come_between)
             result = _result(one, account, first)
     finally:
-        sa.event.remove(engine, "after_cursor_execute", follow)
         if other.ident is not None:
             other.join(PATIENCE)
-    assert not other.is_alive()
-    return None if other.ident is None else (result, other.result)
+    assert other.ident is not None and not other.is_alive()
+    return result, other.result
 
 
 class _Other(threading.Thread):
@@ -505,10 +526,5 @@ def _result(connection: sa.Connection, account: str, work: Work) -> object:
 
 
 def _content(engine: sa.Engine, account: str) -> object:
-    tables = (payments, history, changes, budgets, batches, leases, consumers, retries, unmatched)
     with engine.connect() as connection:
-        rows = [
-            connection.execute(sa.select(table).where(table.c.account.in_([account, f"{account}/new"])))
-            for table in tables
-        ]
-        return [sorted(repr(row[1:]) for row in each) for each in rows]
+        return sorted(map(repr, connection.execute(CONTENT, {"account": account, "new": f"{account}/new"})))
