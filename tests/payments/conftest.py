@@ -26,6 +26,13 @@ def postgres_server() -> Iterator[Postgres]:
 
 
 @pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a store look for what others write ten times more rarely: for tests that take virtual minutes."""
+    monkeypatch.setattr("mobilemoney_async.database.change_watch._POLL", 5.0)
+    monkeypatch.setattr("mobilemoney_async.sharing.poller.StoreChannel.poll", 5.0)
+
+
+@pytest.fixture
 def crashing_server() -> Iterator[Postgres]:
     """A server of the test's own."""
     with postgres() as server:

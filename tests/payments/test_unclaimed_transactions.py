@@ -224,6 +224,7 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(world: World, 
 
 
 @pytest.mark.costly("runs lines of payments/feed/feed.py, payments/feed/consumers.py that no quick test runs")
+@pytest.mark.usefixtures("unhurried")
 async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
