@@ -430,6 +430,7 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
 ) -> None:
     """If only the holder cannot reach the service, another process takes over after a while, and gives back as soon."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._STEP_DOWN_AFTER", 0.3)
+    monkeypatch.setattr("mobilemoney_async.polling.coordinator._STAND_BACK", 1.0)
     monkeypatch.setattr("mobilemoney_async.sharing.poller.StoreChannel.ttl", ttl)
     till = Till.of("x", "y", "z")
     async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:

@@ -122,7 +122,9 @@ async def test_what_no_list_has_shown_is_as_old_as_the_service_s_clock_says(
         await client.payments.recover({"till": made.id}, note="Asha: our books")
 
 
-@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=3)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "ahead"), [("collections", timedelta(0)), ("disbursements", timedelta(hours=3))], ids=str
+)
 @pytest.mark.parametrize("how", ["identified", "recovered", "queued"])
 async def test_a_transaction_of_a_forgotten_request_is_not_compared_by_its_time(
     world: World, kind: str, how: str, ahead: timedelta
