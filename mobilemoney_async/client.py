@@ -42,6 +42,7 @@ from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.recent_disbursements import RecentDisbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
+from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import hide, refuse, require_integer, require_seconds
 
 if TYPE_CHECKING:
@@ -219,7 +220,11 @@ class AsyncClient:
         # Here: only programs that are configured so pay for it.
         from mobilemoney_async.configuration.settings import program_settings
 
-        found = program_settings(options.pop("base_url", None), has_auth="auth" in options)
+        try:
+            found = program_settings(options.pop("base_url", None), has_auth="auth" in options)
+        except (InvalidRequest, OSError) as exc:
+            without_frames(exc)  # they hold the environment
+            raise
         if "auth" not in options and found.email is not None and found.password is not None:
             options["auth"] = (found.email, found.password)
         elif "auth" not in options and found.token is not None:
@@ -449,7 +454,8 @@ class AsyncClient:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<AsyncClient {self._pipeline.wire.base_url}>"
+        pipeline = getattr(self, "_pipeline", None)  # a reporter shows also one whose arguments were refused
+        return f"<AsyncClient {None if pipeline is None else pipeline.wire.base_url}>"
 
 
 @attrs.frozen(eq=False)

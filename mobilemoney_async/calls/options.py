@@ -79,6 +79,9 @@ def allow_no_auth(init: Callable[P, None]) -> Callable[P, None]:
         # Here, in the first frame that has it: a traceback with locals shows no secret of a wrong argument.
         options["auth"] = _concealed(options.get("auth"))
         options["store"] = hide_text(options.get("store"))
+        args = tuple(map(hide_text, args))  # type: ignore[assignment]
+        if "base_url" in options:
+            options["base_url"] = hide_text(options["base_url"])
         init(*args, **options)
 
     return checked
@@ -87,7 +90,7 @@ def allow_no_auth(init: Callable[P, None]) -> Callable[P, None]:
 def _concealed(auth: Any) -> Any:
     if isinstance(auth, tuple) and len(auth) == 2:
         return auth[0], conceal(auth[1])
-    return conceal(auth) if isinstance(auth, str) else auth
+    return auth if callable(getattr(auth, "token", None)) else conceal(auth)
 
 
 def check_auth(auth: Auth) -> TokenSource:
@@ -97,7 +100,7 @@ def check_auth(auth: Auth) -> TokenSource:
     if isinstance(auth, tuple) and len(auth) == 2:
         return LoginAuth(*auth)
     if not callable(getattr(auth, "token", None)):
-        raise refuse("auth", "a token, (email, password), TokenAuth, LoginAuth or a TokenSource", type(auth))
+        raise refuse("auth", "a token, (email, password), TokenAuth, LoginAuth or a TokenSource", auth)
     return auth
 
 

@@ -15,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from mobilemoney_async.errors import ConnectionFailed
+from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
@@ -30,16 +31,23 @@ def check_base_url(base_url: object) -> str:
     if not isinstance(base_url, str) or not base_url.isascii() or any(char <= " " for char in base_url):
         raise refuse("base_url", accepts, url_shape(base_url))
     try:
-        parts = urlsplit(base_url)
-        host, _, _ = parts.hostname, parts.port, httpx.URL(base_url)  # which refuses hosts such as 10.0.0.256
+        scheme, has_user, host = _split(base_url)
     except (ValueError, httpx.InvalidURL) as exc:
-        raise refuse("base_url", accepts, url_shape(base_url)) from exc
+        without_frames(exc)  # which hold a password, if the URL does
+        raise refuse("base_url", accepts, url_shape(base_url)) from None
     # Also an empty query or fragment: the path of a request would belong to it.
-    if parts.username is not None or {"?", "#"} & {*base_url} or not host:
+    if has_user or {"?", "#"} & {*base_url} or not host:
         raise refuse("base_url", f"{accepts}, without user, query or fragment", url_shape(base_url))
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+    if scheme != "https" and not (scheme == "http" and _is_loopback(host)):
         raise refuse("base_url", accepts, url_shape(base_url), "tokens must not travel in the clear")
     return base_url.rstrip("/")
+
+
+def _split(base_url: str) -> tuple[str, bool, str | None]:
+    """Return the scheme, whether there is a user, and the host."""
+    parts = urlsplit(base_url)
+    host, _, _ = parts.hostname, parts.port, httpx.URL(base_url)  # which refuses hosts such as 10.0.0.256
+    return parts.scheme, parts.username is not None, host
 
 
 def _is_loopback(host: str) -> bool:

@@ -223,6 +223,12 @@ async def test_a_wrong_argument_is_refused_without_a_secret_in_a_frame() -> None
         lambda: AsyncClient("ftp://x", auth=(EMAIL, PASSWORD)),
         lambda: AsyncClient("https://x", auth=("", PASSWORD)),
         lambda: AsyncClient("https://x", auth=(EMAIL, f"{PASSWORD}\ud800")),
+        lambda: AsyncClient("https://x", auth=[EMAIL, PASSWORD]),  # type: ignore[arg-type]
+        lambda: AsyncClient("https://x", auth={"email": EMAIL, "password": PASSWORD}),  # type: ignore[arg-type]
+        lambda: AsyncClient("https://x", auth=(EMAIL, PASSWORD, "")),  # type: ignore[arg-type]
+        lambda: AsyncClient("https://x", auth=ISSUED.encode()),  # type: ignore[arg-type]
+        lambda: AsyncClient(f"https://shop:{PASSWORD}@x", auth=ISSUED),
+        lambda: AsyncClient(base_url=f"https://shop:{PASSWORD}@x:99999", auth=ISSUED),
         lambda: AsyncClient("https://x", auth=ISSUED, store=f"mysql://shop:{PASSWORD}@db/x"),
         lambda: AsyncClient("https://x", auth=ISSUED).with_options(extra_headers={"X-Key": f"{KEY}\n"}),
         lambda: AsyncClient("https://x", auth=ISSUED).with_options(timeout=-1, extra_headers={"X-Key": KEY}),
@@ -245,6 +251,22 @@ async def test_what_is_made_with_a_wrong_argument_shows_no_secret(make: Callable
     with pytest.raises(InvalidRequest) as caught:
         make()
     assert leaks(caught.value, SECRETS) == []
+
+
+@pytest.mark.parametrize("more", [{}, {"MOBILEMONEY_BASE_URL": "https://x", "MOBILEMONEY_EMAIL": EMAIL}])
+def test_a_wrong_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch, more: dict[str, str]) -> None:
+    """A forgotten variable is the first error of most deployments."""
+    monkeypatch.delenv("MOBILEMONEY_BASE_URL", raising=False)
+    for name, value in {"MOBILEMONEY_TOKEN": ISSUED, "MOBILEMONEY_STORE_KEY": KEY, **more}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest) as caught:
+        AsyncClient.from_env()
+    assert leaks(caught.value, SECRETS) == []
+
+
+def test_a_client_that_was_refused_can_be_shown() -> None:
+    """A crash reporter takes the `repr` of each local."""
+    assert repr(AsyncClient.__new__(AsyncClient)) == "<AsyncClient None>"
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,8 @@ async def test_in_a_file_that_was_removed_or_replaced_nothing_is_paid(tmp_path: 
     async with world.client() as client:
         await client.collections.create(**ORDER, idempotency_key="order-1")
         if is_replaced:
-            shutil.copy(file, tmp_path / "backup").replace(file)
+            shutil.copy(file, tmp_path / "backup")
+            (tmp_path / "backup").replace(file)
         else:
             file.unlink()
         async with world.client() as other:
