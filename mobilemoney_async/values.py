@@ -188,7 +188,8 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     whole = _whole(amount)
     if whole is None:
         accepted = "a positive whole number of TZS as int, Decimal or str, such as 15000"
-        raise refuse("amount", accepted, amount, two_amounts(amount))
+        is_odd = isinstance(amount, str) and amount.strip().isdecimal()  # it would look like what is asked for
+        raise refuse("amount", accepted, amount, "write the digits 0 to 9 alone" if is_odd else two_amounts(amount))
     return f"{whole:d}"
 
 
@@ -199,7 +200,8 @@ def two_amounts(text: object) -> str:
         return ""
     whole, rest = (found[1], found[2]) if found[1] else (found[3], found[4])
     decimal = whole if not rest.strip("0") else f"{whole}.{rest}".rstrip("0")
-    return f"it may be read as {int(whole + rest)} or as {decimal}: write digits alone"
+    joined = int(whole + rest)
+    return f"it may be read as {joined} or as {decimal}: write digits alone" if joined else ""
 
 
 def _whole(amount: object) -> int | None:

@@ -597,6 +597,11 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         f"{AMOUNT_MUST_BE}, not '1,000'; it may be read as 1000 or as 1: write digits alone",
     ),
     (
+        lambda: normalise_amount("\u0661\u0660\u0660\u0660"),
+        f"{AMOUNT_MUST_BE}, not '1000'; write the digits 0 to 9 alone",
+    ),
+    (lambda: normalise_amount("0.00"), f"{AMOUNT_MUST_BE}, not '0.00'"),
+    (
         lambda: normalise_amount(15000.0),  # type: ignore[arg-type]
         "amount must be a positive whole number of TZS as int, Decimal or str, such as 15000, not 15000.0",
     ),
