@@ -347,7 +347,7 @@ async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(world:
             await client.payments.reconcile()
             if world.sandbox.requests.count("transactions") > asked:
                 at.append(anyio.current_time())
-            await world.advance(max(60, anyio.current_time() / 50))
+            await world.advance(max(60, anyio.current_time() / 25))
     late = [each for each in at if each > 200]
     assert 4 <= len(late) <= 6
     assert all(2.9 * first <= second <= 3.2 * first for first, second in pairwise(late))

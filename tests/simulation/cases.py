@@ -1,4 +1,4 @@
-"""Fixed histories that the tests run: small worlds with many faults, and each history that once broke a law."""
+"""Fixed histories that the tests run: a small world with many faults, and histories that once broke a law."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ class Case:
 
 CASES: tuple[Case, ...] = (
     Case("103", orders=4, processes=1, openings=1),
-    Case("107", orders=4, processes=2, openings=1),
-    Case("27001"),  # a clock that was set hid which payment a transaction is
     Case("31044"),  # a create that took effect late hid that a restored store had forgotten the next one
     Case("52025"),  # a restored store had forgotten its only disbursements, and did not look for any
     Case("9640906"),  # the service's clock was set back, so what a restored store had forgotten seemed to be older

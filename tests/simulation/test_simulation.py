@@ -36,7 +36,7 @@ def test_a_seed_is_one_history_byte_for_byte() -> None:
     """
     sizes = ("--orders", "3", "--processes", "2", "--openings", "1", "--all")
     second = simulate("--seed", "105", "--seeds", "2", *sizes, hash_seed="1")
-    alone = simulate("--minutes", "60", "--seed", "106", "--seeds", "1", *sizes, hash_seed="2")
+    alone = simulate("--minutes", "60", "--seed", "106", "--seeds", "1", *sizes)
     history, is_one, _ = alone.partition("\n1 histories")
     assert "history " in history
     assert is_one
@@ -109,7 +109,7 @@ def test_a_history_is_written_down_as_one_line_of_the_cases() -> None:
 @pytest.mark.slow
 def test_a_planted_defect_is_found() -> None:
     """A quick one, from a quick seed on; `python -m tests.simulation --planted` looks for all of them."""
-    assert simulate("--planted", "--seed", "24", "a lost answer").endswith("1 of 1 planted defects found\n")
+    assert simulate("--planted", "--seed", "275", "a lost answer").endswith("1 of 1 planted defects found\n")
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
