@@ -108,8 +108,8 @@ async def test_the_table_with_creates_at_random(wanted: float, confirmed: float,
 @loops_by_turns(
     "wanted, minutes, options, mean",
     (30, MINUTES, {"order": "oldest-first"}, 8),
-    (20, 12, {"strangers": 600, "order": "newest-first"}, 5.5),
-    (20, 12, {"strangers": 600, "order": "oldest-first"}, 5.5),
+    (20, MINUTES, {"strangers": 600, "order": "newest-first"}, 5.5),
+    (20, MINUTES, {"strangers": 600, "order": "oldest-first"}, 5.5),
     (20, MINUTES, {"choices": Choices(latency=0.05, list_lag=60.0)}, 15),
 )
 async def test_another_list_costs_little(wanted: float, minutes: float, options: dict[str, Any], mean: float) -> None:
