@@ -70,6 +70,13 @@ async function look() {
   if (!settled.has(shown)) watch();
 }
 
+function retry() {
+  shown = null;
+  $("payment").hidden = true;
+  form.hidden = false;
+  $("phone").focus();
+}
+
 function complain(text) {
   $("phone").setAttribute("aria-invalid", "true");
   $("phone-error").textContent = text;
@@ -80,7 +87,7 @@ function complain(text) {
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   $("phone").removeAttribute("aria-invalid");
-  $("phone-error").hidden = true;
+  $("phone-error").hidden = $("other").hidden = true;
   $("pay").disabled = true;
   const fields = Object.fromEntries(new FormData(form));
   // From here on a reload shows this order.
@@ -94,6 +101,14 @@ form.addEventListener("submit", async (event) => {
       show(status);
       if (!settled.has(status.state)) watch();
     } else {
+      if (answer.status === 409) {
+        // It has another payment: one that is open or final is shown, and only otherwise a new order is offered.
+        show({ state: "finding_out" });
+        await look();
+        if (shown !== "not_made") return;
+        retry();
+        $("other").hidden = false;
+      }
       complain(status.message || status.title || "Nothing was paid. Please try again.");
     }
   } catch {
@@ -105,11 +120,6 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
-$("again").addEventListener("click", () => {
-  shown = null;
-  $("payment").hidden = true;
-  form.hidden = false;
-  $("phone").focus();
-});
+$("again").addEventListener("click", retry);
 
 if (new URLSearchParams(location.search).has("order")) look();

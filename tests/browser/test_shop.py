@@ -10,8 +10,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.wait import WebDriverWait
 
+from mobilemoney_async.sandbox import faults
 from tests.browser.test_phone_page import CONTRAST
 from tests.support.patience import PATIENCE
 from tests.support.shops import Shop, fastapi_shop, running
@@ -98,7 +100,7 @@ def customer(
     yield arrive
     # A refused order is an error of HTTP, which Chromium mentions; anything else is ours.
     said = [each["message"] for each in chromium.get_log("browser")]  # type: ignore[no-untyped-call]
-    assert [each for each in said if "422" not in each] == []
+    assert [each for each in said if "422" not in each and "409" not in each] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -168,6 +170,48 @@ def test_a_wrong_number_is_explained_beside_the_field(customer: Callable[..., Cu
     assert "0788 500 000" in error.text
     here.pay(PAYS.replace("+255", "0"))
     here.sees("succeeded")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_customer_corrects_a_number_that_the_service_refused(
+    customer: Callable[..., Customer], shop: Shop, scheme: str
+) -> None:
+    """The order is the first number's: beside this error is the way to a new order, which the second number pays."""
+    here = customer(scheme=scheme)
+    error = here.chrome.find_element(By.ID, "phone-error")
+    new = here.chrome.find_element(By.ID, "other")
+    shop.call(lambda: shop.sandbox.script(faults.server_error(422, processed=False), on="c2b"))
+    here.pay(STUCK)
+    WebDriverWait(here.chrome, PATIENCE).until(lambda _: error.is_displayed())
+    assert not new.is_displayed()
+    here.pay(PAYS)
+    WebDriverWait(here.chrome, PATIENCE).until(lambda _: new.is_displayed() and error.is_displayed())
+    here.show("other-number")
+    assert here.chrome.switch_to.active_element.get_attribute("id") == "phone"
+    new.click()
+    WebDriverWait(here.chrome, PATIENCE).until(staleness_of(new))
+    here.pay(PAYS)
+    here.sees("succeeded")
+
+
+@pytest.mark.parametrize("is_paid", [False, True], ids=["open", "paid"])
+def test_a_payment_of_another_tab_is_shown(customer: Callable[..., Customer], shop: Shop, is_paid: bool) -> None:
+    """A second number for an order with a payment shows this payment, and offers no other while it is open."""
+    here = customer()
+    order = here.chrome.execute_script("return document.body.dataset.order")
+    with shop.browser() as tab:
+        tab.post(f"/orders/{order}", json={"item": "coffee", "phone_number": STUCK}).raise_for_status()
+    if is_paid:
+        shop.end("approve")
+        shop.wait_for(order, "succeeded")
+    here.pay(PAYS)
+    section = here.sees("succeeded" if is_paid else "pending")
+    assert section.find_element(By.ID, "order").text == order
+    assert section.find_element(By.ID, "new").is_displayed() == is_paid
+    assert not here.chrome.find_element(By.ID, "checkout").is_displayed()
+    if not is_paid:
+        shop.end("approve")
+        here.sees("succeeded")
 
 
 def test_everything_is_reached_by_keyboard(customer: Callable[..., Customer], shop: Shop) -> None:
