@@ -96,8 +96,9 @@ def read_url(url: object) -> sa.URL:
 
 def _read_file(url: sa.URL) -> sa.URL:
     file = url.database or ""
-    if file == "" or ":memory:" in file:
-        raise refuse("url", "a database that outlives the process: " + _ACCEPTS)
+    if file == "" or ":memory:" in file or url.query.get("mode") == "memory":
+        advice = 'for Django\'s test database, name a file: "TEST": {"NAME": "test-shop.db"}'
+        raise refuse("url", "a database that outlives the process: " + _ACCEPTS, advice=advice)
     if url.query or file.startswith("file:"):
         # SQLAlchemy drops options: a URL with mode=ro would write.
         raise refuse("url", "an SQLite file without options: " + _ACCEPTS)

@@ -1,5 +1,6 @@
 """The shops of docs/testing-your-shop.md with their tests, each in a folder of its own as its reader has it."""
 
+import json
 import re
 import shutil
 import socket
@@ -108,6 +109,23 @@ async def test_what_the_customer_can_correct_is_said(open_shop):
         assert (status, said["title"]) == (409, "This order has another payment. Please begin a new order.")
         assert (await browser.get("/orders/order-1")).json() == "unpaid"
 """
+# What pytest-django does: a test database, whose name the settings have, and between tests no rows of the models.
+PYTEST_DJANGO = """
+
+@pytest.fixture(scope="session")
+def test_database():
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    with connection.schema_editor() as tables:
+        tables.create_model(Order)
+
+
+@pytest.fixture
+def transactional_db(test_database):
+    yield
+    Order.objects.all().delete()
+
+
+"""
 
 pytestmark = pytest.mark.once
 
@@ -128,6 +146,26 @@ def test_a_shop_passes_its_tests(tmp_path: Path, framework: str, left_out: str, 
     ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error", "-k", f"not ({left_out})")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"\n{passed} passed" in ran.stdout
+
+
+@pytest.mark.slow
+def test_a_shop_passes_its_tests_in_the_test_database_of_django(tmp_path: Path) -> None:
+    """With the page's name and fixture for pytest-django, no test meets the payments of the test before."""
+    copy_files(tmp_path, "Django", "The tests")
+    (test_name,) = re.findall(r'`("TEST": [^`]+)`', SECTIONS["Django"])
+    (fixture,) = re.findall(r"```python\n(@pytest.fixture\n.*?)```", SECTIONS["Django"], re.DOTALL)
+    shop, conftest = tmp_path / "shop.py", tmp_path / "conftest.py"
+    before, options, after = shop.read_text("utf-8").partition('"OPTIONS": {')
+    shop.write_text(f"{before}{test_name}, {options}{after}", encoding="utf-8")
+    replaced = r"@pytest.fixture\ndef database\(.*?\n\n\n"
+    text, count = re.subn(replaced, PYTEST_DJANGO + fixture, conftest.read_text("utf-8"), flags=re.DOTALL)
+    assert count == 1
+    conftest.write_text(text, encoding="utf-8")
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
+    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error", "-k", "a_customer")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "\n2 passed" in ran.stdout
+    assert [each.name for each in tmp_path.glob("*.db")] == [json.loads(f"{{{test_name}}}")["TEST"]["NAME"]]
 
 
 @pytest.mark.slow
