@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
@@ -163,7 +163,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
         engine = sa.create_engine(
             url,
             hide_parameters=True,
-            connect_args={"timeout": PATIENCE, "check_same_thread": False},
+            connect_args={"timeout": PATIENCE, "check_same_thread": False, "factory": _Connection},
             **_POOL,
         )
         patience = PATIENCE if patience is None else patience
@@ -217,6 +217,10 @@ def is_locked(error: Exception) -> bool:
     return is_busy or getattr(cause, "sqlstate", None) == "55P03"
 
 
+class _Connection(sqlite3.Connection):
+    """Connection to SQLite whose end can be noticed."""
+
+
 def _before_connect(
     dialect: object, record: object, arguments: list[Any], options: dict[str, Any], *, file: str, makes_file: bool
 ) -> None:
@@ -251,12 +255,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _on_connect(connection: Any, record: object, *, file: str, patience: float) -> None:
+    _open[id(connection)] = file, _identity(file)
+    finalize(connection, _open.pop, id(connection), None).atexit = False  # where no event tells of its end
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     # SQLite itself does not wait here if several processes make the database at once: `Database.open` tries again.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
-    _open[id(connection)] = file, _identity(file)
+    _open[id(connection)] = file, _identity(file)  # the first write may copy a file of an image
 
 
 def _identity(file: str) -> tuple[int, int] | None:
@@ -270,7 +276,7 @@ def _identity(file: str) -> tuple[int, int] | None:
 
 def _require_in_place(file: str, known: tuple[int, int] | None) -> None:
     """Refuse to work in a file that its name no longer leads to: SQLite would go on in it, and nobody find it again."""
-    if _identity(file) != known:
+    if known is None or _identity(file) != known:
         said = f"{file} was removed or replaced while this process had it open, and what it writes would be lost"
         raise StoreError(f"{said}: stop all processes, put the file back, and start them again", outcome="not_sent")
 
