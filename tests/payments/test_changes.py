@@ -151,8 +151,11 @@ async def test_a_consumer_goes_on_once_the_database_is_back(sqlite_file_url: str
                 await anext(feed)
         outage.away = False
         with anyio.fail_after(5):
-            assert (await anext(client.payments.changes(consumer="books"))).state is PaymentState.ACKNOWLEDGED
+            next_one = client.payments.changes(consumer="books")
+            assert (await anext(next_one)).state is PaymentState.ACKNOWLEDGED
         assert kept.tb is not None
+        with anyio.move_on_after(5):  # nor does the old one read beside it
+            pytest.fail(f"two read at once: {await anext(feed)}")
 
 
 async def test_a_slow_handler_keeps_its_place_until_another_process_takes_over(sqlite_file_url: str) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -135,15 +136,22 @@ class ConsumerChanges:
     """
 
     def __init__(self, store: AccountStore, name: str, **options: Any) -> None:
-        me = store.left_consumers.pop(name, None) or uuid.uuid4().hex
-        self._reader = ConsumerReader(store, name, me=me, **options)
-        self._leave = weakref.finalize(self, store.left_consumers.__setitem__, name, me)
+        self._new_reader = partial(ConsumerReader, store, name, **options)
+        self._left, self._name = store.left_consumers, name
+        self._take_place()
+
+    def _take_place(self) -> None:
+        me = self._left.pop(self._name, None) or uuid.uuid4().hex
+        self._reader = self._new_reader(me=me)
+        self._leave = weakref.finalize(self, self._left.__setitem__, self._name, me)
         self._leave.atexit = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> PaymentChange:
+        if not self._leave.alive:  # it is used again after an error
+            self._take_place()
         try:
             return await self._reader.next()
         except anyio.get_cancelled_exc_class():
@@ -159,7 +167,8 @@ class ConsumerChanges:
 
     async def aclose(self) -> None:
         """Let another process go on as this consumer at once, rather than in a minute. It may be called again."""
-        await self._reader.aclose()
+        if self._leave.alive or self._left.get(self._name) == self._reader.me:  # else its place is another iterator's
+            await self._reader.aclose()
 
 
 @attrs.define(eq=False)
