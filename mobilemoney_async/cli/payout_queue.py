@@ -17,8 +17,9 @@ from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from mobilemoney_async.payments.payouts.review import Queue
-    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.records.journal import Journal
 
 T = TypeVar("T")
@@ -46,21 +47,29 @@ def resume_queue(service: Service, *, yes: bool) -> None:
     """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself."""
     from mobilemoney_async.payments.outbox.outbox import Pause, find_pause, save_pause
 
-    if not _read(find_pause, service).lasts:
+    pause = _read(find_pause, service)
+    if not pause.lasts:
         say("payouts", "the queue is not paused")
         return
+    said = f"nothing is sent from the queue: {copyable(pause.reason or '')}"
+    account = _read(lambda journal: journal.find_account(), service)
+    if account is not None and account.state is not None:  # it may hide a pause that nobody has been shown
+        raise Refused(said)
+    say("payouts", said)
     queue = _find_queue(None, service)
     queued = _payments(queue.others, "queued payment", queue.others_total)
     if not yes:
         require_yes(f"Is the reason gone, so that {queued} may be sent?", otherwise="nothing was changed")
 
-    async def resume(store: AccountStore) -> Pause:
-        await store.decide(lambda journal, at: save_pause(journal, Pause(resumed_at=at)))
-        return await store.read(find_pause)
+    def resume(journal: Journal, at: datetime) -> bool:
+        journal.lock_account()
+        is_the_same = find_pause(journal) == pause
+        if is_the_same:
+            save_pause(journal, Pause(resumed_at=at))
+        return is_the_same
 
-    left = run_with_account("payouts", resume, find_store(service))
-    if left.lasts:  # of an account that may not pay, whatever its dispatchers do
-        raise Refused(f"nothing is sent: {copyable(left.reason or '')}")
+    if not run_with_account("payouts", lambda store: store.decide(resume), find_store(service)):
+        raise Refused("the pause has changed meanwhile, and nothing was changed: run it again")
     say("payouts", f"the queue goes on: a dispatcher of your program sends {queued}")
 
 
