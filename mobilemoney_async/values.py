@@ -188,7 +188,8 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     whole = _whole(amount)
     if whole is None:
         accepted = "a positive whole number of TZS as int, Decimal or str, such as 15000"
-        is_odd = isinstance(amount, str) and amount.strip().isdecimal()  # it would look like what is asked for
+        # It would look like what is asked for.
+        is_odd = isinstance(amount, str) and amount.strip().isdecimal() and not _AMOUNT.fullmatch(amount)
         raise refuse("amount", accepted, amount, "write the digits 0 to 9 alone" if is_odd else two_amounts(amount))
     return f"{whole:d}"
 

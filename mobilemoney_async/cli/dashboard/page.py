@@ -49,9 +49,10 @@ _HERE = Path(__file__).parent
 _PAUSE, _SHARE = 2.0, 10
 _HOUR = timedelta(hours=1)
 _NOT_KEPT = {"cache-control": "no-store"}
-# Also as people write them into their own keys: with separators between the digits.
+# Also as people write them into their own keys: with separators between the digits. A month and a year are none.
 _BETWEEN = r"[ .()\u00a0\u2010-\u2015-]{0,2}"
-_SHORT, _NATIONAL = rf"2{_BETWEEN}5{_BETWEEN}5(?:{_BETWEEN}[0-9]){{9}}", rf"0{_BETWEEN}[67](?:{_BETWEEN}[0-9]){{8}}"
+_SHORT = rf"2{_BETWEEN}5{_BETWEEN}5(?:{_BETWEEN}[0-9]){{9}}"
+_NATIONAL = rf"0[67][0-9](?:[0-9]{_BETWEEN}[0-9]{{3}}{_BETWEEN}[0-9]{{3}}|{_BETWEEN}[0-9]{{3}}{_BETWEEN}[0-9]{{4}})"
 _PHONE_NUMBER = re.compile(rf"(?<![0-9])(?:\+(?:{_BETWEEN}[0-9]){{8,15}}|{_SHORT}|{_NATIONAL})(?![0-9])")
 _TONES: Mapping[str, str] = {
     **{str(status): tone for status, tone in TONES.items()},
