@@ -72,7 +72,7 @@ def refuse_unknown(options: Iterable[str]) -> None:
 
 
 def allow_no_auth(init: Callable[P, None]) -> Callable[P, None]:
-    """Return a client's constructor that refuses a missing ``auth`` in the words for a wrong one."""
+    """Return a client's constructor that refuses a missing ``auth`` in the words for a wrong one, and hides secrets."""
 
     @functools.wraps(init)
     def checked(*args: P.args, **options: P.kwargs) -> None:

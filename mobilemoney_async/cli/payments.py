@@ -26,14 +26,7 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.stores import (
-    OF_THE_STORE,
-    find_store,
-    queue_warnings,
-    run_with_account,
-    run_with_service,
-    run_with_store,
-)
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store, say_of_queue
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records.account_status import AccountNeed
@@ -154,7 +147,7 @@ def list_payments(
         output.print_json(output.plain(shown, unmasked=unmasked))
     elif shown:
         print_payments(shown, unmasked=unmasked)
-        _say_of_queue(shown, store)
+        say_of_queue(shown, store)
     else:
         say("payments", f"no such payments of account {store.account!r}")
     if len(shown) < len(records):
@@ -172,7 +165,7 @@ def show_payment(*, key: Name, as_json: AsJSON = False, unmasked: Unmasked = Fal
         output.print_json(output.plain(record, unmasked=unmasked))
     else:
         print_payment(record, service, unmasked=unmasked)
-        _say_of_queue([record], store)
+        say_of_queue([record], store)
 
 
 @add_command(payments_app, "reconcile")
@@ -362,15 +355,6 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
         Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), is_id=True),
     )
     output.show(output.new_table(columns, records))
-
-
-def _say_of_queue(records: Sequence[PaymentRecord], store: Settings) -> None:
-    """Say why nothing is sent from the queue, if one of some payments is in it."""
-    if any(each.state is PaymentState.QUEUED for each in records):
-        from mobilemoney_async.sharing.overview import read_overview
-
-        for each in queue_warnings(run_with_account("payments", read_overview, store)):
-            say("payments", each)
 
 
 def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) -> None:

@@ -47,12 +47,11 @@ def resume_queue(service: Service, *, yes: bool) -> None:
     """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself."""
     from mobilemoney_async.payments.outbox.outbox import Pause, find_pause, save_pause
 
-    pause = _read(find_pause, service)
+    pause, account = _read(lambda journal: (find_pause(journal), journal.find_account()), service)
     if not pause.lasts:
         say("payouts", "the queue is not paused")
         return
     said = f"nothing is sent from the queue: {copyable(pause.reason or '')}"
-    account = _read(lambda journal: journal.find_account(), service)
     if account is not None and account.state is not None:  # it may hide a pause that nobody has been shown
         raise Refused(said)
     say("payouts", said)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, run
+from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, run, say
 from mobilemoney_async.cli.options import Service, require_service
 from mobilemoney_async.configuration.settings import Settings, names_service, read_store_key
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.account_store import AccountStore
+    from mobilemoney_async.payments.records.record import PaymentRecord
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.sharing.overview import Overview
 
@@ -93,6 +94,15 @@ def queue_warnings(found: Overview) -> Iterator[str]:
         yield f"nothing is sent from the queue: {copyable(found.paused)}"
     elif found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
+
+
+def say_of_queue(records: Iterable[PaymentRecord], store: Settings) -> None:
+    """Say why nothing is sent from the queue, if one of some payments is in it."""
+    if any(each.state == "QUEUED" for each in records):
+        from mobilemoney_async.sharing.overview import read_overview
+
+        for each in queue_warnings(run_with_account("payments", read_overview, store)):
+            say("payments", each)
 
 
 def run_with_service(
