@@ -181,6 +181,9 @@ def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | N
     if answer.status_code == 401 and endpoint.bearer and endpoint.effect is not Effect.SESSION:
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
+    if answer.status_code == 429 and endpoint.effect is Effect.READ:  # a proxy's: it asks to wait all the same
+        asked = _seconds(answer.retry_after)
+        return RateLimitExceeded("no answer of the contract", status_code=429, retry_after=asked, is_certain=False)
     excerpt, content_type = _excerpt(answer.body), _shown(answer.content_type)
     problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
     return UnexpectedResponse(

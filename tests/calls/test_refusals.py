@@ -327,6 +327,14 @@ async def test_a_read_waits_out_a_429_without_the_code() -> None:
     assert [round(later - times[0]) for later in times] == [0, 7, 14, 21]
 
 
+@pytest.mark.parametrize("body", [b"<html>429</html>", b"", b"[]"])
+async def test_a_read_waits_as_long_as_a_proxys_page_asks(body: bytes) -> None:
+    """A gateway that limits the rate answers with a page of its own, and asks in the header."""
+    transport = FakeTransport(script(Response(429, body, {"retry-after": "20"})))
+    await look_up(make_client(transport))
+    assert transport.sent[1].at - transport.sent[0].at == pytest.approx(20)
+
+
 async def test_a_refusal_in_a_shape_of_its_own_shows_what_was_said() -> None:
     """Without a message of the contract, the beginning of the body says what is wrong, without the phone number."""
     said = {"detail": [{"loc": ["body", "amount"], "msg": f"too small for {PHONE_NUMBER}"}]}
