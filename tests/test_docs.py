@@ -266,7 +266,7 @@ def unknown_part(words: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.costly("runs lines of cli/watch.py, cli/demo.py that no quick test runs")
+@pytest.mark.costly("runs lines of cli/views/watch.py, cli/demo.py that no quick test runs")
 def test_every_command_in_the_docs_exists() -> None:
     """Every command in the docs exists: our commands with their options, scripts, sessions of nox."""
     sessions = set(re.findall(r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE))

@@ -188,12 +188,16 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
             ("disburse", "create:disburse", "Send money to a wallet, and wait until the payment succeeds or fails."),
             ("get", "transactions:get", "Show one transaction: by its id, the service's reference or the merchant's."),
             ("list", "transactions:list_transactions", "List transactions: as a table, CSV or JSON lines."),
-            ("watch", "watch:watch", "Follow payments to their final states; without ids, watch the whole store."),
+            (
+                "watch",
+                "views.watch:watch",
+                "Follow payments to their final states; without ids, watch the whole store.",
+            ),
             ("payments", "payments:payments_app", "Payments in your store, and those with an unknown result."),
             ("payouts", "payouts:payouts_app", "Batches of payouts: one person proposes, another approves."),
             (
                 "dashboard",
-                "dashboard.command:dashboard",
+                "views.dashboard.command:dashboard",
                 "Serve a read-only page of your store on this machine, until Ctrl-C.",
             ),
         ),

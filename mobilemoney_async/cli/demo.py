@@ -19,7 +19,7 @@ from mobilemoney_async.cli.following import ChangeKind, Refusals, StatusChange, 
 from mobilemoney_async.cli.output import money, new_table, show, show_facts
 from mobilemoney_async.cli.sandbox import Speed
 from mobilemoney_async.cli.tables import Column
-from mobilemoney_async.cli.watch import live_table
+from mobilemoney_async.cli.views.watch import live_table
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE, Schedule
 from mobilemoney_async.contract.models import Transaction

@@ -26,7 +26,8 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.payments import find_put_off
 from mobilemoney_async.cli.payout_queue import confirm_sending, resume_queue, say_released, say_what_is_queued
-from mobilemoney_async.cli.payout_views import (
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.cli.views.payouts import (
     batch_columns,
     count_lines,
     describe_progress,
@@ -35,7 +36,6 @@ from mobilemoney_async.cli.payout_views import (
     notes_of,
     progress,
 )
-from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
 from mobilemoney_async.payments.records.account_status import AccountState

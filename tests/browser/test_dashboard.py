@@ -15,7 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, RetryPolicy, SQLStore
-from mobilemoney_async.cli.dashboard.page import Board, create_page
+from mobilemoney_async.cli.views.dashboard.page import Board, create_page
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.server import serve

@@ -26,9 +26,9 @@ from mobilemoney_async import (
     TransactionStatus,
     TransactionType,
 )
-from mobilemoney_async.cli.dashboard import page
-from mobilemoney_async.cli.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
 from mobilemoney_async.cli.options import Service
+from mobilemoney_async.cli.views.dashboard import page
+from mobilemoney_async.cli.views.dashboard.page import REGIONS, AccountsBoard, Board, axis_end, create_page
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.payments.records.record import UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
@@ -445,8 +445,8 @@ class TestCommand:
             port = str(taken.getsockname()[1])
             ended = run("dashboard", "--port", port, "--store", f"sqlite:///{file}")
             assert "is a dashboard running there already? --port 0" in str(ended.exception or ended.stderr)
-        monkeypatch.delitem(sys.modules, "mobilemoney_async.cli.dashboard.page", raising=False)
-        monkeypatch.delattr("mobilemoney_async.cli.dashboard.page", raising=False)
+        monkeypatch.delitem(sys.modules, "mobilemoney_async.cli.views.dashboard.page", raising=False)
+        monkeypatch.delattr("mobilemoney_async.cli.views.dashboard.page", raising=False)
         monkeypatch.setitem(sys.modules, "jinja2", None)
         missing = run("dashboard", "--store", f"sqlite:///{file}")
         assert "mobilemoney-async[sandbox]" in missing.stderr and missing.exit_code == 2

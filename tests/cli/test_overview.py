@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 from rich.console import Console
 
-from mobilemoney_async.cli import overview
-from mobilemoney_async.cli.overview import View, age, warnings
+from mobilemoney_async.cli.views import overview
+from mobilemoney_async.cli.views.overview import View, age, warnings
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
@@ -165,7 +165,7 @@ def test_ages_are_short() -> None:
     ]
 
 
-@pytest.mark.costly("runs lines of cli/overview.py that no quick test runs")
+@pytest.mark.costly("runs lines of cli/views/overview.py that no quick test runs")
 @on_asyncio
 async def test_a_store_that_is_away_for_a_while_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

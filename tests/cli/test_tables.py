@@ -14,8 +14,8 @@ from rich.console import Console
 
 from mobilemoney_async import PayoutBatch
 from mobilemoney_async.cli.output import new_table, show, show_facts
-from mobilemoney_async.cli.payout_views import batch_columns, facts_of
 from mobilemoney_async.cli.tables import Column
+from mobilemoney_async.cli.views.payouts import batch_columns, facts_of
 from tests.support.fakes import NOON
 
 COLUMNS: tuple[Column[Any], ...] = (

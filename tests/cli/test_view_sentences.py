@@ -14,8 +14,8 @@ from rich.console import Console
 
 from mobilemoney_async import SQLStore, Transaction
 from mobilemoney_async.calls.bucket import Past
-from mobilemoney_async.cli.dashboard.page import Board
-from mobilemoney_async.cli.overview import View
+from mobilemoney_async.cli.views.dashboard.page import Board
+from mobilemoney_async.cli.views.overview import View
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.serialization import dump

@@ -19,10 +19,10 @@ from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import AllAccounts, Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import table_of
-from mobilemoney_async.cli.overview import watch_store
 from mobilemoney_async.cli.tables import Table
 from mobilemoney_async.cli.transactions import columns
-from mobilemoney_async.cli.watch_accounts import watch_accounts
+from mobilemoney_async.cli.views.overview import watch_store
+from mobilemoney_async.cli.views.watch_accounts import watch_accounts
 
 _STDIN = "-"
 # Lines below the table, for its header, the summary and the prompt.

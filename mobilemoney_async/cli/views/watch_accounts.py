@@ -17,8 +17,8 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import ACCOUNT_COLUMNS, because, read_all
 from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.options import Service
-from mobilemoney_async.cli.overview import follow, screen
 from mobilemoney_async.cli.stores import find_store, run_with_account
+from mobilemoney_async.cli.views.overview import follow, screen
 from mobilemoney_async.payments.records.account_status import AccountStatus
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from starlette.types import ASGIApp
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import because
 from mobilemoney_async.cli.options import Service
-from mobilemoney_async.cli.overview import sent_for, shown_state
 from mobilemoney_async.cli.payments import command_lines
+from mobilemoney_async.cli.views.overview import sent_for, shown_state
 from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountStatus

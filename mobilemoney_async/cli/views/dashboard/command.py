@@ -23,7 +23,7 @@ def dashboard(*, port: Port = 8766, all_accounts: AllAccounts = False, service: 
     it lists the accounts that need someone, and opens one.
     """
     try:
-        from mobilemoney_async.cli.dashboard.page import AccountsBoard, Board, create_page
+        from mobilemoney_async.cli.views.dashboard.page import AccountsBoard, Board, create_page
         from mobilemoney_async.sandbox.server import serve
     except ImportError as exc:
         raise WrongUsage('the page needs an extra: pip install "mobilemoney-async[sandbox]"') from exc
