@@ -45,7 +45,7 @@ def say_what_is_queued(id: str, service: Service) -> None:
 
 def resume_queue(service: Service, *, yes: bool) -> None:
     """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself."""
-    from mobilemoney_async.payments.outbox.outbox import Pause, find_pause, save_pause
+    from mobilemoney_async.payments.outbox.pauses import Pause, find_pause, save_pause
 
     pause, account = _read(lambda journal: (find_pause(journal), journal.find_account()), service)
     if not pause.lasts:

@@ -23,7 +23,8 @@ from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
 from mobilemoney_async.database.schema import IS_NEW, accounts, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
-from mobilemoney_async.payments.outbox.outbox import count_queued, find_pause
+from mobilemoney_async.payments.outbox.outbox import count_queued
+from mobilemoney_async.payments.outbox.pauses import find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal

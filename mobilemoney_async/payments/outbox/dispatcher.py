@@ -44,20 +44,26 @@ from mobilemoney_async.payments.creates.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates.creates import IdempotentCreates
 from mobilemoney_async.payments.outbox.outbox import (
     Counted,
-    Pause,
     Queued,
+    cause_of_wait,
     count_queued,
-    equal_ends,
-    find_pause,
     next_queued,
     postpone,
-    save_pause,
     withdraw_late,
+)
+from mobilemoney_async.payments.outbox.pauses import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Obstacles,
+    Pause,
+    equal_ends,
+    find_pause,
+    save_pause,
 )
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
-from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.payments.records.reasons import Reason
+from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.text import redact
 from mobilemoney_async.values import refuse, require_text
@@ -79,18 +85,7 @@ _RECENT = timedelta(days=1)
 _UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
 _OWN_PAUSE = 30.0
-# Seconds for which no payment of a type is tried after one that could not be sent.
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _NAME = "dispatcher"
-
-
-@attrs.frozen
-class _Obstacle:
-    """Reason why no payment of a type can be sent, until a time of the loop's clock, and the length of the pause."""
-
-    reason: str
-    until: float
-    pause: float
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +142,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._pause = Pause()  # as the store has it
         self._order: Pause | None = None  # of this program, which the store does not have yet
         self._is_closed = False
-        self._obstacles: dict[TransactionType, _Obstacle] = {}
+        self._obstacles = Obstacles()
         self._unknown: Counter[TransactionType] = Counter()  # results in a row
         self._whose = "" if store.account == "default" else f" of account {store.account!r}"  # for the log
 
@@ -181,8 +176,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @property
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
-        obstacles = [each.reason for each in self._obstacles.values()]
-        paused, finishes_at = self._paused or next(iter(obstacles), None), None
+        paused, finishes_at = self._paused or next((each.reason for each in self._obstacles), None), None
         pause = self._pause if self._order is None else self._order
         if paused is None and pause.until is not None and self._utcnow() < pause.until:
             paused = pause.reason  # another process could not send
@@ -236,7 +230,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 pause = await self._step(tasks)
             except StoreError as exc:
                 warn_of_store("the dispatcher waits for the store", exc)
-                pause = _FIRST_PAUSE
+                pause = FIRST_PAUSE
             with anyio.move_on_after(pause):
                 await changed.wait()
 
@@ -252,10 +246,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
         tried = {each.type for each, _ in self._sending.values() if self._unknown[each.type] >= _UNKNOWN}
-        types = [each for each in TransactionType if each not in tried and not self._is_blocked(each, now)]
+        types = [each for each in TransactionType if each not in tried and not self._obstacles.blocks(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:
-            ends = (each.until - now for each in self._obstacles.values() if each.until > now)
+            ends = (each.until - now for each in self._obstacles if each.until > now)
             return _LOOK if types else min([_WAIT, *ends])
         await self._begin(tasks, *found)
         return 0.0
@@ -292,9 +286,6 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             emit(self._on_event, DispatcherPaused(reason=self._paused or ends))
             said = "the dispatcher%s has paused: %s; call resume() once the reason is gone"
             logger.error(said, self._whose, self._paused)
-
-    def _is_blocked(self, kind: TransactionType, now: float) -> bool:
-        return kind in self._obstacles and now < self._obstacles[kind].until
 
     async def _is_holder(self) -> bool:
         """Return whether this process dispatches; renew the lease halfway."""
@@ -365,7 +356,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if (count := self._unknown[record.type]) >= _UNKNOWN:
                 self._block(record.type, f"{count} results in a row are unknown: {error}")
                 await self._show()
-        elif isinstance(error, APIError) and error.outcome == "refused" and not _is_refused_for_all(error):
+        elif (
+            isinstance(error, APIError)
+            and error.outcome == "refused"
+            and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL))  # else another one is refused, too
+        ):
             self._sent += 1
             self._unknown[record.type] = 0
             logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
@@ -383,14 +378,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         is_own = is_own or not record.is_certain
         pause = _OWN_PAUSE
         if isinstance(error, LimitExceeded):
-            is_own, pause = is_own or error.limit != "per_day", _LONGEST_PAUSE
+            is_own, pause = is_own or error.limit != "per_day", LONGEST_PAUSE
         elif not is_own:
-            pause += self._next_pause(record.type)
+            pause += self._obstacles.next_pause(record.type)
 
         def put_off(journal: Journal, at: datetime) -> tuple[list[str], bool, bool]:
             late = withdraw_late(journal, at)
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
-            until, reason = at + timedelta(seconds=pause), Reason(_cause(error, journal, at), str(error))
+            until, reason = at + timedelta(seconds=pause), Reason(cause_of_wait(error, journal, at), str(error))
             waits = postpone(journal, record.key, reason=reason, at=at, until=until) is not None
             now = journal.find(record.key)
             return late, waits, now is not None and now.attempt == record.attempt
@@ -409,17 +404,12 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 await self._show()
         return is_written
 
-    def _next_pause(self, kind: TransactionType) -> float:
-        known = self._obstacles.get(kind)
-        return _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
-
     def _block(self, kind: TransactionType, reason: MobileMoneyError | str) -> None:
         """Send none of a type for a while; of several that were on their way, the first begins the pause."""
         now, is_first = anyio.current_time(), kind not in self._obstacles
-        if self._is_blocked(kind, now):
+        if self._obstacles.blocks(kind, now):
             return
-        pause = self._next_pause(kind)
-        self._obstacles[kind] = _Obstacle(str(reason), now + pause, pause)
+        pause = self._obstacles.add(kind, str(reason), now)
         if isinstance(reason, StoreError):
             warn_of_store(f"no {kind} can be sent", reason)
         else:
@@ -429,13 +419,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             emit(self._on_event, DispatcherPaused(reason=str(reason)))
 
     async def _unblock(self, kind: TransactionType) -> None:
-        if self._obstacles.pop(kind, None) is not None:
+        if self._obstacles.remove(kind):
             await self._show()
 
     async def _show(self) -> None:
         """Let other processes show why nothing is sent for a while."""
         pause, now = Pause(), anyio.current_time()
-        for each in self._obstacles.values():
+        for each in self._obstacles:
             pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
         try:
             await self._store.write(lambda journal: save_pause(journal, pause), share_key="")
@@ -448,11 +438,6 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._changed = anyio.Event()
 
 
-def _is_refused_for_all(error: APIError) -> bool:
-    """Return whether another payment would be refused, too."""
-    return error.is_certain and isinstance(error, REFUSED_FOR_ALL)
-
-
 async def until_answered(dispatcher: Dispatcher) -> None:
     """Wait until a dispatcher is sending nothing."""
     while dispatcher._sending:
@@ -463,13 +448,3 @@ async def until_answered(dispatcher: Dispatcher) -> None:
 def _warn_late(keys: Sequence[str]) -> None:
     if keys:
         logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
-
-
-def _cause(error: MobileMoneyError, journal: Journal, now: datetime) -> PaymentCause:
-    """Return why a payment waits that was not sent: for someone, or for the next try alone."""
-    if isinstance(error, DuplicateSuspected):
-        other = None if error.other_key is None else journal.find(error.other_key)
-        is_brief = other is not None and other.state is PaymentState.SENDING and not is_stale(other, now)
-        return PaymentCause.DELAYED if is_brief else PaymentCause.HELD
-    needs_someone = isinstance(error, IdempotencyConflict | InvalidRequest | LimitExceeded | OutcomeUnknown)
-    return PaymentCause.WAITS if needs_someone else PaymentCause.DELAYED

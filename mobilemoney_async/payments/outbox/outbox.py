@@ -17,43 +17,46 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import Fields, encode
-from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
+from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
-    accounts,
     changes,
     history,
     insert_missing,
     payments,
     require_known,
 )
-from mobilemoney_async.database.serialization import load, shorten
-from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.database.serialization import shorten
+from mobilemoney_async.errors import (
+    DuplicateSuspected,
+    IdempotencyConflict,
+    InvalidRequest,
+    LimitExceeded,
+    MobileMoneyError,
+    OutcomeUnknown,
+    StoreError,
+)
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.records.account_state import STATE, require_active
-from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.reasons import Reason
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
     Source,
+    is_stale,
     move,
 )
 from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.text import arguments, command_line, shown_text
 from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
-# Payments that were sent last, among which those are looked for that have ended.
-_MOST_LATEST = 500
 
 _columns = payments.c
 _FIRST_ENTRY, _FIRST_CHANGE = history.insert().inline(), changes.insert().inline()
@@ -230,6 +233,16 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
     }
 
 
+def cause_of_wait(error: MobileMoneyError, journal: Journal, now: datetime) -> PaymentCause:
+    """Return why a payment waits that was not sent: for someone, or for the next try alone."""
+    if isinstance(error, DuplicateSuspected):
+        other = None if error.other_key is None else journal.find(error.other_key)
+        is_brief = other is not None and other.state is PaymentState.SENDING and not is_stale(other, now)
+        return PaymentCause.DELAYED if is_brief else PaymentCause.HELD
+    needs_someone = isinstance(error, IdempotencyConflict | InvalidRequest | LimitExceeded | OutcomeUnknown)
+    return PaymentCause.WAITS if needs_someone else PaymentCause.DELAYED
+
+
 def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
 
@@ -341,83 +354,6 @@ def next_queued(
     values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
     row = journal.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
     return None if row is None else (to_record(row), row.extra)
-
-
-@attrs.frozen
-class Pause:
-    """Pause of an account's dispatchers.
-
-    Attributes:
-        reason: The reason; None if there is no pause.
-        until: The end of one that ends by itself; others end when someone resumes.
-        resumed_at: The time at which someone did so last.
-    """
-
-    reason: str | None = None
-    until: datetime | None = None
-    resumed_at: datetime | None = None
-
-    @property
-    def lasts(self) -> bool:
-        """Whether nothing is sent until someone resumes."""
-        return self.reason is not None and self.until is None
-
-
-def find_pause(journal: Journal) -> Pause:
-    """Return the pause of the account's dispatchers."""
-    columns = accounts.c
-    row = journal.execute(
-        sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
-            columns.account == journal.account
-        )
-    ).one_or_none()
-    if row is None:
-        return Pause()
-    if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
-        resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
-        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
-    return Pause(row.paused, row.paused_until, row.resumed_at)
-
-
-def save_pause(journal: Journal, pause: Pause) -> None:
-    """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
-    journal.lock_account()
-    values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
-    change = accounts.update().where(accounts.c.account == journal.account)
-    if pause.resumed_at is not None:
-        values["resumed_at"] = pause.resumed_at
-    elif not pause.lasts:
-        change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
-    journal.execute(change.values(values))
-
-
-def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:
-    """Return how the last payments of a type ended, so many, if all did alike and no money moved; else None.
-
-    Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
-    """
-    run = journal.execute
-    here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
-    named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
-    latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
-    ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
-    of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
-    rows = run(of_type.where(ended).limit(count)).all()
-    if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
-        return None
-    (key, state, status), keys = (rows[0].key, rows[0].state, rows[0].status), [row.key for row in rows]
-    if status == TransactionStatus.SUCCESS:
-        return None
-    shown = sa.select(_columns.transaction, _columns.error).where(_columns.account == journal.account)
-    if state == PaymentState.REFUSED:
-        accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
-        if run(of_type.where(*accepted).limit(1)).first() is not None:
-            return None
-        return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
-    found = run(shown.where(_columns.key.in_(keys)))
-    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
-    said = ": ".join([status, *(shown_text(each) for each in reasons if each)])
-    return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
 
 
 def count_queued(journal: Journal) -> Counted:

@@ -1,0 +1,147 @@
+"""Pauses of an account's queue: of all its dispatchers, in the store, and of one type of payment, in one dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import accounts, payments
+from mobilemoney_async.database.serialization import load, shorten
+from mobilemoney_async.payments.records.account_status import describe
+from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.text import arguments, command_line, shown_text
+
+# Payments that were sent last, among which those are looked for that have ended.
+_MOST_LATEST = 500
+# Seconds for which no payment of a type is tried after one that could not be sent.
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+
+_columns = payments.c
+
+
+@attrs.frozen
+class Pause:
+    """Pause of an account's dispatchers.
+
+    Attributes:
+        reason: The reason; None if there is no pause.
+        until: The end of one that ends by itself; others end when someone resumes.
+        resumed_at: The time at which someone did so last.
+    """
+
+    reason: str | None = None
+    until: datetime | None = None
+    resumed_at: datetime | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether nothing is sent until someone resumes."""
+        return self.reason is not None and self.until is None
+
+
+def find_pause(journal: Journal) -> Pause:
+    """Return the pause of the account's dispatchers."""
+    columns = accounts.c
+    row = journal.execute(
+        sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
+            columns.account == journal.account
+        )
+    ).one_or_none()
+    if row is None:
+        return Pause()
+    if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
+        resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
+        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
+    return Pause(row.paused, row.paused_until, row.resumed_at)
+
+
+def save_pause(journal: Journal, pause: Pause) -> None:
+    """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
+    journal.lock_account()
+    values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
+    change = accounts.update().where(accounts.c.account == journal.account)
+    if pause.resumed_at is not None:
+        values["resumed_at"] = pause.resumed_at
+    elif not pause.lasts:
+        change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
+    journal.execute(change.values(values))
+
+
+def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:
+    """Return how the last payments of a type ended, so many, if all did alike and no money moved; else None.
+
+    Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
+    """
+    run = journal.execute
+    here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
+    named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
+    latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
+    ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
+    of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
+    rows = run(of_type.where(ended).limit(count)).all()
+    if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
+        return None
+    (key, state, status), keys = (rows[0].key, rows[0].state, rows[0].status), [row.key for row in rows]
+    if status == TransactionStatus.SUCCESS:
+        return None
+    shown = sa.select(_columns.transaction, _columns.error).where(_columns.account == journal.account)
+    if state == PaymentState.REFUSED:
+        accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
+        if run(of_type.where(*accepted).limit(1)).first() is not None:
+            return None
+        return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
+    found = run(shown.where(_columns.key.in_(keys)))
+    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
+    said = ": ".join([status, *(shown_text(each) for each in reasons if each)])
+    return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
+
+
+@attrs.frozen
+class Obstacle:
+    """Reason why no payment of a type can be sent, until a time of the loop's clock, and the length of the pause."""
+
+    reason: str
+    until: float
+    pause: float
+
+
+@attrs.define
+class Obstacles:
+    """Types of which a dispatcher can send no payment for a while. Times are those of the loop's clock."""
+
+    _by_type: dict[TransactionType, Obstacle] = attrs.field(factory=dict, init=False)
+
+    def __iter__(self) -> Iterator[Obstacle]:
+        return iter(self._by_type.values())
+
+    def __contains__(self, kind: TransactionType) -> bool:
+        return kind in self._by_type
+
+    def blocks(self, kind: TransactionType, now: float) -> bool:
+        """Return whether no payment of a type may be tried yet."""
+        return kind in self._by_type and now < self._by_type[kind].until
+
+    def next_pause(self, kind: TransactionType) -> float:
+        """Return how long a type pauses if it cannot be sent now, seconds: twice the time of its last pause."""
+        known = self._by_type.get(kind)
+        return FIRST_PAUSE if known is None else min(2 * known.pause, LONGEST_PAUSE)
+
+    def add(self, kind: TransactionType, reason: str, now: float) -> float:
+        """Let a type pause from now on, and return for how long, seconds."""
+        pause = self.next_pause(kind)
+        self._by_type[kind] = Obstacle(reason, now + pause, pause)
+        return pause
+
+    def remove(self, kind: TransactionType) -> bool:
+        """Forget a type's obstacle, and return whether there was one."""
+        return self._by_type.pop(kind, None) is not None
+
+    def clear(self) -> None:
+        """Forget all obstacles."""
+        self._by_type.clear()
