@@ -113,7 +113,7 @@ async def _measure_reading(url: str) -> list[tuple[float, float]]:
     async with make_client(SQLStore(url)) as client:
         await client.payments.list(limit=1)
         assert client._store is not None
-        await client._store.write(_fill)
+        await client._store.account_store.write(_fill)
         for _ in range(2):
             started, cpu, found = time.perf_counter(), time.process_time(), 0
             async for _ in client.payments.changes(forever=False):

@@ -7,32 +7,34 @@ import random
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 import anyio
 import attrs
 
-from mobilemoney_async._version import __version__
 from mobilemoney_async.calls.collaborators import Claim
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
+    DEFAULT_HEADERS,
     Auth,
     Options,
     allow_no_auth,
     check_auth,
+    check_body,
     check_clock,
+    check_effect,
     check_limiter,
     check_method,
     check_params,
     check_path,
+    hosts_now,
     refuse_unknown,
 )
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import Effect, undocumented
@@ -47,20 +49,11 @@ from mobilemoney_async.values import hide, refuse, require_integer, require_seco
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
-    from mobilemoney_async.payments.api import Payments
-    from mobilemoney_async.payments.creates.creates import IdempotentCreates
+    from mobilemoney_async.payments.api import ClientStore, Payments
     from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
-    from mobilemoney_async.payments.ownership.recovery import Recovery
     from mobilemoney_async.payments.payouts.payouts import Payouts
-    from mobilemoney_async.payments.records.account_store import AccountStore
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
-
-_DEFAULT_HEADERS = {
-    "Accept": "application/json",
-    "Accept-Encoding": "gzip, deflate",
-    "User-Agent": f"mobilemoney-async/{__version__}",
-}
 
 
 class _Unset:
@@ -141,7 +134,7 @@ class AsyncClient:
         **unknown: Never,
     ) -> None:
         refuse_unknown(unknown)
-        options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
+        options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=DEFAULT_HEADERS)
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
         utcnow = check_clock(utcnow)
@@ -151,52 +144,31 @@ class AsyncClient:
         self._recent = None if self._limits is None else RecentDisbursements(self._limits)
         self._owns_wire = True
         wire = Wire(base_url, transport, http_client)
-        self._store: AccountStore | None = None
-        self._is_attached = False
+        shared = None
         if store is not None:
             # Here and below: only programs with a store pay for its imports.
             from mobilemoney_async.payments.store import account_store, as_store
 
-            self._store = shared = account_store(as_store(store))  # its error names the extra
+            shared = account_store(as_store(store))  # its error names the extra
             from mobilemoney_async.sharing.limiter import share_limiter
             from mobilemoney_async.sharing.login import share_tokens
 
             utcnow = shared.database.wall_clock.utcnow if utcnow is None else utcnow
             limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens)
-            shared.attach()
-            self._is_attached = True
-        utcnow = _utcnow if utcnow is None else utcnow
-        pipeline = Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event)
-        self._assemble(pipeline)
+        pipeline = Pipeline(wire, limiter, tokens, options, utcnow or hosts_now, random.random, on_event)
+        joined = None
+        if shared is not None:
+            from mobilemoney_async.payments.api import ClientStore
 
-    def _assemble(self, pipeline: Pipeline, recovery: Recovery | None = None) -> None:
-        self._pipeline, self._recovery = pipeline, recovery
-        self._payments: Payments | None = None
-        self._idempotent_creates: IdempotentCreates | None = None
-        if self._store is not None:
-            from mobilemoney_async.payments.api import Payments
-            from mobilemoney_async.payments.creates.creates import IdempotentCreates
-            from mobilemoney_async.payments.ownership.reconciler import Reconciler
-            from mobilemoney_async.payments.ownership.recovery import Recovery
-            from mobilemoney_async.payments.ownership.unclaimed import UnclaimedObserver
+            joined = ClientStore.assemble(shared, pipeline, self._limits)
+            joined.attach()
+        self._assemble(pipeline, joined)
 
-            recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
-            pipeline.admission = recovery.binding if recovery.binding.has_vault else None
-            reconciler = Reconciler(self._store, pipeline)
-            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery, self._limits)
-            self._recovery = recovery
-            self._payments = Payments(
-                self._store,
-                pipeline.utcnow,
-                pipeline.on_event,
-                pipeline=pipeline,
-                reconciler=reconciler,
-                recovery=recovery,
-            )
-            if pipeline.observer is None:
-                pipeline.observer = UnclaimedObserver(self._store, recovery.binding, pipeline)
-        self.collections = Collections(pipeline, self._idempotent_creates)
-        self.disbursements = Disbursements(pipeline, self._idempotent_creates, self._recent)
+    def _assemble(self, pipeline: Pipeline, store: ClientStore | None) -> None:
+        self._pipeline, self._store = pipeline, store
+        creates = None if store is None else store.creates
+        self.collections = Collections(pipeline, creates)
+        self.disbursements = Disbursements(pipeline, creates, self._recent)
         self.transactions = Transactions(pipeline)
         self.users = Users(pipeline)
 
@@ -266,9 +238,9 @@ class AsyncClient:
         options = self._pipeline.options.changed(changes, headers)
         client = object.__new__(type(self))
         client._owns_wire = False
-        client._store, client._is_attached = self._store, False
         client._limits, client._recent = self._limits, self._recent
-        client._assemble(attrs.evolve(self._pipeline, options=options), self._recovery)
+        pipeline = attrs.evolve(self._pipeline, options=options)
+        client._assemble(pipeline, None if self._store is None else self._store.sharing(pipeline))
         return client
 
     @property
@@ -278,11 +250,9 @@ class AsyncClient:
         Raises:
             InvalidRequest: The client has no store.
         """
-        if self._payments is None:
-            raise InvalidRequest(
-                "payments needs a client with a store: AsyncClient(..., store=SQLStore(...))", argument="payments"
-            )
-        return self._payments
+        if self._store is None:
+            raise refuse("store", "given to AsyncClient, such as store=SQLStore(...): only a store has payments")
+        return self._store.payments
 
     @property
     def payouts(self) -> Payouts:
@@ -295,8 +265,8 @@ class AsyncClient:
             raise refuse("store", "given to AsyncClient: only a store has payouts")
         from mobilemoney_async.payments.payouts.payouts import Payouts
 
-        pipeline = self._pipeline
-        return Payouts(self._store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
+        pipeline, store = self._pipeline, self._store.account_store
+        return Payouts(store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
 
     async def request(
         self,
@@ -328,19 +298,12 @@ class AsyncClient:
         path, query, fields = hide(path), Fields.of(params), Fields.of(json)
         del params, json
         method, path = check_method(method), check_path(path)
-        if fields.reveal() is not None and not isinstance(fields.reveal(), Mapping):
-            raise refuse("json", "a mapping", type(fields.reveal()))
-        if effect is None:
-            effect = Effect.READ if method in {"GET", "HEAD", "OPTIONS"} else Effect.MONEY
-        try:
-            effect = Effect(effect)
-        except ValueError as exc:
-            raise refuse("effect", '"read", "session" or "money"', effect) from exc
+        body, effect = check_body(fields), check_effect(effect, method)
         key = uuid.uuid4().hex if effect is Effect.MONEY else None
         return await self._pipeline.call(
             undocumented(method, path, effect),
             query=check_params(query),
-            body=None if fields.reveal() is None else Fields(dict(fields.reveal())),
+            body=body,
             idempotency_key=key,
         )
 
@@ -375,10 +338,10 @@ class AsyncClient:
         from mobilemoney_async.polling.poller import Poller
 
         channel = None
-        if self._store is not None and self._recovery is not None:
+        if self._store is not None:
             from mobilemoney_async.sharing.poller import open_channel
 
-            channel = open_channel(self._store, self._recovery.binding, self._pipeline)
+            channel = open_channel(self._store.account_store, self._store.recovery.binding, self._pipeline)
         return Poller(
             self._pipeline,
             timeout=timeout,
@@ -413,12 +376,12 @@ class AsyncClient:
         if pace > limit:
             raise refuse("per_minute", f"at most {limit:g}, the rate limit", per_minute)
         # Without the deadline of a call: it may wait for long behind others.
-        creates = self.with_options(deadline=None)._idempotent_creates
-        if self._store is None or creates is None:
+        store = self.with_options(deadline=None)._store
+        if store is None:
             raise refuse("store", "given to AsyncClient: only a store has queued payments")
         from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 
-        return Dispatcher(self._store, self._pipeline, creates, pace, pause_after)
+        return Dispatcher(store.account_store, self._pipeline, store.creates, pace, pause_after)
 
     async def aclose(self) -> None:
         """Close the client and its own connections; calls made afterwards raise `InvalidRequest`.
@@ -430,19 +393,6 @@ class AsyncClient:
         await anyio.lowlevel.checkpoint()
 
     close = aclose
-
-    async def _leave_store(self) -> None:
-        is_attached, self._is_attached = self._is_attached, False
-        if is_attached and self._store is not None and self._idempotent_creates is not None:
-            try:
-                # Results in the write-behind buffer are written, also when this is cancelled.
-                await shielded(self._idempotent_creates.aclose)
-                if self._store.clients == 1:
-                    from mobilemoney_async.payments.feed.feed import leave_consumers
-
-                    await leave_consumers(self._store)
-            finally:
-                self._store.detach()
 
     async def __aenter__(self) -> Self:
         self._pipeline.wire.check_open()
@@ -470,33 +420,29 @@ class ClientOwner:
 
     def reopen(self) -> None:
         """Join the store again after `close_idle`; otherwise do nothing."""
-        client = self.client
-        if client._store is not None and not client._is_attached:
-            client._store.attach()
-            client._is_attached = True
+        if self.client._store is not None:
+            self.client._store.attach()
 
     async def close_idle(self, *, keeps_store: bool = False) -> None:
         """Close the idle connections, and leave the store. The next call opens new ones; `reopen` before it."""
-        if not keeps_store:
-            await self.client._leave_store()
+        if self.client._store is not None and not keeps_store:
+            await self.client._store.leave()
         await self.client._pipeline.wire.rest()
 
     async def close(self) -> None:
         """Close the client and its connections for good."""
-        await self.client._leave_store()
+        if self.client._store is not None:
+            await self.client._store.leave()
         await self.client._pipeline.wire.aclose()
 
     def claimed(self, claim: Claim) -> AsyncClient:
         """Return a client that shares everything with this one, and sends only while a claim of its account holds."""
         found = self.client.with_options(deadline=None)
-        found._assemble(attrs.evolve(found._pipeline, claim=claim), self.client._recovery)
+        pipeline = attrs.evolve(found._pipeline, claim=claim)
+        found._assemble(pipeline, None if found._store is None else found._store.sharing(pipeline))
         return found
 
     async def require_own(self) -> None:
         """Raise `StoreError` if the store's account is another merchant's, as far as that can be found out."""
-        if self.client._recovery is not None:
-            await self.client._recovery.binding.require_not_foreign()
-
-
-def _utcnow() -> datetime:
-    return datetime.now(UTC)
+        if self.client._store is not None:
+            await self.client._store.recovery.binding.require_not_foreign()

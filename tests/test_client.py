@@ -295,7 +295,7 @@ class TestFromEnv:
         """`store=None` makes a client without one, whatever the environment holds."""
         environ(STORE="nonsense")
         async with AsyncClient.from_env(store=None) as client:
-            with pytest.raises(InvalidRequest, match=r"^payments needs a client with a store"):
+            with pytest.raises(InvalidRequest, match=r"^store must be given to AsyncClient"):
                 _ = client.payments
         store = SQLStore(sqlite_url(tmp_path), account="shop")
         async with AsyncClient.from_env(store=store) as client:

@@ -13,14 +13,22 @@ from typing import Any, ParamSpec, TypeAlias
 
 import attrs
 
+from mobilemoney_async._version import __version__
 from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
 from mobilemoney_async.contract.codec import Fields
+from mobilemoney_async.contract.endpoints import Effect
 from mobilemoney_async.contract.limits import check_seconds
 from mobilemoney_async.values import HiddenText, Secret, can_encode, conceal, hide_text, refuse
 
 P = ParamSpec("P")
+
+DEFAULT_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "gzip, deflate",
+    "User-Agent": f"mobilemoney-async/{__version__}",
+}
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?", re.ASCII)
@@ -131,6 +139,11 @@ def check_clock(utcnow: Callable[[], datetime] | None) -> Callable[[], datetime]
     return checked
 
 
+def hosts_now() -> datetime:
+    """Return the time of the host's clock."""
+    return datetime.now(UTC)
+
+
 def check_method(method: str) -> str:
     """Return an HTTP method in upper case, or refuse it."""
     if not isinstance(method, str) or not re.fullmatch("[A-Za-z]+", method, re.ASCII):
@@ -143,6 +156,25 @@ def check_path(path: str) -> str:
     if not isinstance(path, str) or not re.fullmatch(r"/[!$&-;=@-Z_a-z~%]*", path) or _climbs(path):
         raise refuse("path", "a path below the base URL with a leading slash, quoted, without query or '..'", path)
     return path
+
+
+def check_body(fields: Fields) -> Fields | None:
+    """Return the fields of a JSON body, if there is one, or refuse them."""
+    if fields.reveal() is None:
+        return None
+    if not isinstance(fields.reveal(), Mapping):
+        raise refuse("json", "a mapping", type(fields.reveal()))
+    return Fields(dict(fields.reveal()))
+
+
+def check_effect(effect: Effect | str | None, method: str) -> Effect:
+    """Return the effect of a call, by default that of its method, or refuse it."""
+    if effect is None:
+        return Effect.READ if method in {"GET", "HEAD", "OPTIONS"} else Effect.MONEY
+    try:
+        return Effect(effect)
+    except ValueError as exc:
+        raise refuse("effect", '"read", "session" or "money"', effect) from exc
 
 
 def _check_headers(headers: Fields) -> dict[str, str]:

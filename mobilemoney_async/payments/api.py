@@ -5,18 +5,26 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping
 from datetime import date, datetime
+from typing import Self
 
 import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
+from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.audit.audit import audit
 from mobilemoney_async.payments.audit.report import AuditReport
 from mobilemoney_async.payments.book import PaymentBook, lock_unresolved
+from mobilemoney_async.payments.creates.creates import IdempotentCreates
+from mobilemoney_async.payments.feed.feed import leave_consumers
+from mobilemoney_async.payments.ownership.binding import Memory
 from mobilemoney_async.payments.ownership.imports import assign, import_transactions
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.ownership.recovery import Recovery
+from mobilemoney_async.payments.ownership.unclaimed import UnclaimedObserver
+from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.values import (
@@ -192,3 +200,57 @@ class Payments(PaymentBook):
             return assign(journal, lock_unresolved(journal, key, now), transaction, note=note, now=now)
 
         return await self._store.decide_about(key, identify, self._utcnow)
+
+
+@attrs.define(eq=False)
+class ClientStore:
+    """Store of one client: what the client does with it, and whether it counts among the store's clients."""
+
+    account_store: AccountStore
+    limits: DisbursementLimits | None
+    recovery: Recovery
+    creates: IdempotentCreates
+    payments: Payments
+    is_attached: bool = False
+
+    @classmethod
+    def assemble(
+        cls, store: AccountStore, pipeline: Pipeline, limits: DisbursementLimits | None, memory: Memory | None = None
+    ) -> Self:
+        """Return the store of a client with this pipeline; `memory` is shared with its clients of other options."""
+        recovery, reconciler = Recovery(store, pipeline, memory), Reconciler(store, pipeline)
+        pipeline.admission = recovery.binding if recovery.binding.has_vault else None
+        if pipeline.observer is None:
+            pipeline.observer = UnclaimedObserver(store, recovery.binding, pipeline)
+        creates = IdempotentCreates(store, pipeline, reconciler, recovery, limits)
+        payments = Payments(
+            store,
+            pipeline.utcnow,
+            pipeline.on_event,
+            pipeline=pipeline,
+            reconciler=reconciler,
+            recovery=recovery,
+        )
+        return cls(store, limits, recovery, creates, payments)
+
+    def sharing(self, pipeline: Pipeline) -> Self:
+        """Return the store of a client with other options; it does not count by itself."""
+        return self.assemble(self.account_store, pipeline, self.limits, self.recovery.memory)
+
+    def attach(self) -> None:
+        """Count among the store's clients."""
+        if not self.is_attached:
+            self.account_store.attach()
+            self.is_attached = True
+
+    async def leave(self) -> None:
+        """Write what is not written yet, also when cancelled, and count no longer; a second call does nothing."""
+        is_attached, self.is_attached = self.is_attached, False
+        if not is_attached:
+            return
+        try:
+            await shielded(self.creates.aclose)
+            if self.account_store.clients == 1:
+                await leave_consumers(self.account_store)
+        finally:
+            self.account_store.detach()

@@ -403,9 +403,9 @@ async def _count_steps(url: str, question: str, count: int) -> int:
     try:
         async with make_world(url).client() as client:
             assert client._store is not None
-            await QUESTIONS[question](client, client._store)
+            await QUESTIONS[question](client, client._store.account_store)
             began = next(steps)
-            await QUESTIONS[question](client, client._store)
+            await QUESTIONS[question](client, client._store.account_store)
             return next(steps) - began
     finally:
         sa.event.remove(sa.Engine, "connect", count_steps)

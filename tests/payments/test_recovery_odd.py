@@ -466,7 +466,7 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
         assert (ended.reason, ended.error) == (None, None)
         assert client._store is not None
         now = world.utcnow()
-        health = await client._store.database.peek(lambda each: check_health(each, "default", now))
+        health = await client._store.account_store.database.peek(lambda each: check_health(each, "default", now))
         assert health.unresolved == 2
     assert caplog.text.count("has another type, amount, currency or phone number") == 4
     assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"] * 4

@@ -476,7 +476,7 @@ async def test_a_part_that_fails_is_tried_again(
     plain, failures = AsyncClient.dispatcher, [RuntimeError("a bug"), StoreError("full", outcome="not_sent")]
 
     def dispatcher(client: AsyncClient, **options: Any) -> Any:
-        if failures and client._store is not None and client._store.account == "shop-00":
+        if failures and client._store is not None and client._store.account_store.account == "shop-00":
             raise failures.pop()
         return plain(client, **options)
 
