@@ -115,7 +115,7 @@ class Coordinator:
         if payment is not None and transaction_id in self._planner:
             return self._planner.hint(transaction_id, now)
         stated = self._outgoing.subscriptions.get(transaction_id)
-        if payment is not None and (stated is None or not stated.is_hinted) and self._hints.take(now):
+        if payment is not None and (stated is None or not stated.is_hinted) and self._hints.take(payment, now):
             self._state(payment, now, is_hinted=True)
             self._request_sync(now)
         return False

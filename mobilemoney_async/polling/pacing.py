@@ -30,6 +30,8 @@ _LONG_WAIT = 5.0
 # Hints believed at once, and per second.
 _HINTS_AT_ONCE = 5.0
 _HINTS_PER_SECOND = 1.0
+# Seconds for which further hints of a payment are ignored.
+_HINT_PAUSE = 10.0
 
 
 @attrs.frozen
@@ -108,17 +110,17 @@ class Backoff:
 
 @attrs.define
 class HintThrottle:
-    """Token bucket of five hints at one a second: with a callback address hints can be forged."""
+    """Token bucket of five hints at one a second, each payment's at one in ten: hints can be forged."""
 
     _left: float = _HINTS_AT_ONCE
     _at: float = 0.0
 
-    def take(self, now: float) -> bool:
-        """Take a token; return False if none is left."""
+    def take(self, payment: TrackedPayment, now: float) -> bool:
+        """Take a token for a payment's hint; return False if none is left."""
         left = min(_HINTS_AT_ONCE, self._left + (now - self._at) * _HINTS_PER_SECOND)
-        if left < 1:
+        if left < 1 or now < payment.next_hint_at:
             return False
-        self._left, self._at = left - 1, now
+        self._left, self._at, payment.next_hint_at = left - 1, now, now + _HINT_PAUSE
         return True
 
 

@@ -101,7 +101,7 @@ class Planner:
         Hints may be forged: unknown ids are ignored, and so are hints beyond five at once and one a second.
         """
         payment = self._payments.get(transaction_id)
-        if payment is None or payment.hinted_at is not None or not self._hints.take(now):
+        if payment is None or payment.hinted_at is not None or not self._hints.take(payment, now):
             return False
         payment.hinted_at, payment.was_hinted = now, True
         self._payments.due.move(payment, min(payment.due, now))

@@ -35,6 +35,7 @@ class TrackedPayment:
     is_seen: bool = False  # the service has shown it, on a page or by id
     hinted_at: float | None = None  # the time of a hint that waits for a request
     was_hinted: bool = False  # a hint came since it was last seen open
+    next_hint_at: float = -math.inf  # hints before that are ignored
     transaction: Transaction | None = None  # see `keep`
 
     @property

@@ -324,6 +324,19 @@ def test_forged_hints_cost_little() -> None:
     assert believed == 5 + 9
 
 
+def test_hints_of_one_payment_leave_the_allowance_to_others() -> None:
+    """A customer who does not approve, and sends callbacks about himself, holds up nobody's outcome."""
+    planner, service = Planner(ADVISED), PaperService().filled(2, lambda number: (float(number), math.inf))
+    drive(planner, service, until=20.0)
+    believed = []
+    for tick in range(40):
+        at = 20 + tick / 2
+        believed += [at] if planner.hint("txn-0", at) else []
+        drive(planner, service, until=at + 0.5, start=at, track={})
+    assert believed == [20.0, 30.0]
+    assert all(planner.hint(f"txn-{number}", 40.0) for number in range(2))
+
+
 def test_requests_on_their_way_are_not_made_again() -> None:
     """While an answer is awaited, another request asks for something else."""
     planner = Planner(ADVISED)
