@@ -34,6 +34,8 @@ def mobilemoney_sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
     options: dict[str, Any] = {}
     for mark in request.node.iter_markers("mobilemoney"):  # the nearest first
+        if mark.args:
+            raise pytest.UsageError("mark mobilemoney takes arguments by name only, such as mobilemoney(speed=60)")
         options = {**mark.kwargs, **options}
     return Sandbox(**options)
 

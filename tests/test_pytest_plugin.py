@@ -111,6 +111,11 @@ class TestMarks:
     def test_nearest(self, mobilemoney_sandbox):
         assert (mobilemoney_sandbox.speed, mobilemoney_sandbox.balance) == (7, 6)
 
+    @pytest.mark.mobilemoney(60)
+    def test_by_place(self, request):
+        with pytest.raises(pytest.UsageError, match="by name"):
+            request.getfixturevalue("mobilemoney_sandbox")
+
     def test_new(self, mobilemoney_sandbox, mobilemoney_client):
         assert not mobilemoney_sandbox.transactions
         assert mobilemoney_client._pipeline.utcnow() == mobilemoney_sandbox.now
@@ -154,7 +159,7 @@ def test_the_recipes_pass_under_pytest_asyncio(tmp_path: Path, mode: str) -> Non
 @pytest.mark.slow
 def test_the_fixtures_need_no_plugin_for_async_tests(tmp_path: Path) -> None:
     """Tests that run a loop themselves take the fixtures too; the marker gives the sandbox its arguments."""
-    assert run_pytest(tmp_path, test_own=IN_ITS_OWN_LOOP) == {"passed": 5}
+    assert run_pytest(tmp_path, test_own=IN_ITS_OWN_LOOP) == {"passed": 6}
 
 
 @pytest.mark.slow

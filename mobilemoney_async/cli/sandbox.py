@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -82,12 +83,12 @@ def run_sandbox(
         # Fresh ids: the store of a program may know the payments of an earlier run.
         options: dict[str, Any] = {"speed": speed, "by_hand": by_hand, "merchants": merchants, "balance": balance}
         sandbox = Sandbox(run=secrets.token_hex(8), **options)
-        run_server("sandbox", lambda: _serve(sandbox, host, port), port)
+        run_server("sandbox", lambda: _serve(sandbox, host, port), host, port)
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
 
 
-def run_server(command: str, serve: Callable[[], Awaitable[None]], port: int) -> None:
+def run_server(command: str, serve: Callable[[], Awaitable[None]], host: str, port: int) -> None:
     """Run a server that ends with Ctrl-C; raise `SystemExit` with a message if it cannot listen on its port."""
     import anyio
 
@@ -97,7 +98,9 @@ def run_server(command: str, serve: Callable[[], Awaitable[None]], port: int) ->
         # By its number: asyncio's own text repeats the address. Errors of names have negative ones.
         reason = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror or str(exc)
         advice = f"is a {command} running there already? --port 0 takes a free port"
-        raise SystemExit(f"mobilemoney {command}: cannot listen on port {port}: {reason}; {advice}") from exc
+        said = f"cannot listen on {host}, port {port}: {reason}"
+        is_used = exc.errno == errno.EADDRINUSE
+        raise SystemExit(f"mobilemoney {command}: {said}{f'; {advice}' if is_used else ''}") from exc
     except KeyboardInterrupt:
         # On platforms without signal receivers, Ctrl-C arrives as this error, after a clean stop.
         with ignoring_closed_pipe():
@@ -107,7 +110,8 @@ def run_server(command: str, serve: Callable[[], Awaitable[None]], port: int) ->
 async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
     _log_to_standard_error()
     async with sandbox.serve(host, port) as served:
-        base_url = served.replace("//0.0.0.0:", "//127.0.0.1:")  # which it stands for, and the client sends tokens to
+        # What they stand for, and the client sends tokens to.
+        base_url = served.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         with ignoring_closed_pipe():  # it serves on
             print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
             print(f"email: {sandbox.email}\npassword: {sandbox.password}")

@@ -66,7 +66,7 @@ class Controls:
         self.callbacks: CallbackSender = CallbackSender(engine.book, clock, dice(seed, "callbacks"))
         self._engine = engine
         self._clock = clock
-        self._phones = Phones(engine.book, engine.accounts)
+        self._phones = Phones(engine.book, engine.accounts, engine.users.otps)
         self._account = engine.open_account(EMAIL)
         if type(merchants) is not int or not 1 <= merchants <= MOST_MERCHANTS:
             raise ValueError(f"merchants must be an int from 1 to {MOST_MERCHANTS}")
@@ -162,6 +162,7 @@ class Controls:
 
         Raises:
             ValueError: No fault, an `on` that no request can match, or a number out of range.
+            TypeError: One of the faults is none.
         """
         if times is None and probability is None:
             times = 1

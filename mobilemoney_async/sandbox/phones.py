@@ -1,4 +1,4 @@
-"""Customers' phones: their open prompts, their history and their PIN.
+"""Customers' phones: their open prompts, their one-time passwords, their history and their PIN.
 
 Prompts, PINs and the three tries are inventions of this sandbox; the service documents none of them.
 """
@@ -12,6 +12,7 @@ import attrs
 from mobilemoney_async.sandbox.accounts import Accounts
 from mobilemoney_async.sandbox.payments import TransactionBook
 from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind, Payment
+from mobilemoney_async.sandbox.user_service import OneTimeCodes
 
 PIN = "1234"
 """The PIN of every customer."""
@@ -55,11 +56,13 @@ class Phone:
         phone_number: As the merchant sent it.
         prompts: The newest `PROMPTS_SHOWN` open prompts, newest first.
         history: The newest `HISTORY_SHOWN` final payments from and to it, the last to end first.
+        otp: The one-time password that it received last, unless that was verified.
     """
 
     phone_number: str = attrs.field(repr=False)
     prompts: tuple[Prompt, ...]
     history: tuple[Payment, ...]
+    otp: str | None = attrs.field(default=None, repr=False)
 
 
 class _Line:
@@ -71,10 +74,11 @@ class _Line:
 
 
 class Phones:
-    """Phones of all customers that were ever asked to pay, or paid. Each change in the book is followed."""
+    """Phones of all who were ever asked to pay, paid, or sent a code. Each change in the book is followed."""
 
-    def __init__(self, book: TransactionBook, accounts: Accounts) -> None:
+    def __init__(self, book: TransactionBook, accounts: Accounts, otps: OneTimeCodes) -> None:
         self._book = book
+        self._otps = otps
         self._accounts = accounts
         # By phone number, the most recently used last.
         self._lines: dict[str, _Line] = {}
@@ -83,6 +87,8 @@ class Phones:
 
     def shown(self) -> tuple[Phone, ...]:
         """Return the newest `PHONES_SHOWN`: phones with open prompts first, then the others, the last used first."""
+        for number in self._otps.holders():
+            self._lines.setdefault(number, _Line())
         newest = list(reversed(self._lines.items()))
         newest.sort(key=lambda item: not item[1].waiting)
         return tuple(self._phone(number, line) for number, line in newest[:PHONES_SHOWN])
@@ -109,6 +115,7 @@ class Phones:
             phone_number=number,
             prompts=tuple(self._prompt(payments[transaction_id]) for transaction_id in waiting),
             history=tuple(payments[transaction_id] for transaction_id in line.over),
+            otp=self._otps.find(number),
         )
 
     def _prompt(self, payment: Payment) -> Prompt:

@@ -37,6 +37,8 @@ class Rule:
     def __attrs_post_init__(self) -> None:
         if not self.faults:
             raise ValueError("script() needs at least one fault")
+        if not all(isinstance(fault, Fault) for fault in self.faults):
+            raise TypeError("script() takes faults, such as faults.token_expired(), with its parentheses")
         if self.times is not None and self.times < 1:
             raise ValueError("times must be at least 1")
         if not 0 <= self.probability <= 1:

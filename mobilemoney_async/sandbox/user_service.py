@@ -110,8 +110,17 @@ class OneTimeCodes:
         del self._issued[holder]
         return True
 
+    def holders(self) -> tuple[str, ...]:
+        """Return everyone who has a secret, the first one first."""
+        return tuple(self._issued)
+
+    def find(self, holder: str) -> str | None:
+        """Return the holder's secret, or None."""
+        return self._issued.get(holder, (None,))[0]
+
     def newest(self, holder: str) -> str:
         """Return the holder's secret; see `Sandbox.last_otp`."""
-        if holder not in self._issued:
+        secret = self.find(holder)
+        if secret is None:
             raise LookupError("nothing was issued to this holder, or it was used up")
-        return self._issued[holder][0]
+        return secret

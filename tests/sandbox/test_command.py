@@ -106,6 +106,9 @@ def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     in_use = pytest.raises(SystemExit, match="cannot listen on")
     with socket.create_server(("127.0.0.1", 0)) as taken, in_use:
         run_sandbox(port=taken.getsockname()[1])
+    with pytest.raises(SystemExit, match=r"203\.0\.113\.1") as elsewhere:
+        run_sandbox(port=0, host="203.0.113.1")  # of no interface here
+    assert "running there already" not in str(elsewhere.value)
     monkeypatch.delitem(sys.modules, "mobilemoney_async.sandbox.asgi", raising=False)
     monkeypatch.delitem(sys.modules, "mobilemoney_async.sandbox.server", raising=False)
     monkeypatch.delattr("mobilemoney_async.sandbox.server", raising=False)

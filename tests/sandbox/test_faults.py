@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Wire
@@ -38,6 +38,11 @@ def test_answers_that_are_none(service: Service, fault: Fault, status: int, cont
     reply = service.collect().reply
     assert (reply.status, reply.content_type) == (status, content_type)
     assert len(service.engine.book.payments) == processed
+
+
+def test_what_is_no_fault_is_refused() -> None:
+    with pytest.raises(TypeError, match="parentheses"):
+        Sandbox().script(faults.token_expired, on="c2b")  # type: ignore[arg-type]
 
 
 def test_documented_rejections_on_demand() -> None:

@@ -60,6 +60,19 @@ async def test_a_prompt_is_shown_with_its_details(user: PageUser, sandbox: Sandb
         assert part in seen
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_phone_shows_its_one_time_password(user: PageUser, sandbox: Sandbox, *, is_asked: bool) -> None:
+    """As the customer gets it, until it is used: whatever language the program is written in."""
+    if is_asked:
+        await ask(sandbox, ORDINARY)
+    async with sandbox.client() as client:
+        await client.users.request_otp(ORDINARY)
+        code = sandbox.last_otp(ORDINARY)
+        assert f"One-time password {code}" in await user.see()
+        await client.users.verify_otp(ORDINARY, code)
+    assert "One-time password" not in await user.see()
+
+
 async def test_a_wrong_pin_is_shown_with_the_tries_left_until_the_last_declines(
     user: PageUser, sandbox: Sandbox
 ) -> None:

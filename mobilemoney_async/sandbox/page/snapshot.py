@@ -133,6 +133,7 @@ def _shown_phone(phone: Phone, *, masked: bool) -> Phone:
         phone_number=phone_number(phone.phone_number, masked=masked),
         prompts=tuple(_shown(prompt, "merchant") for prompt in phone.prompts[:PROMPTS][::-1]),
         history=tuple(_shown_payment(payment, masked=masked) for payment in phone.history[:HISTORY]),
+        otp=phone.otp,
     )
 
 

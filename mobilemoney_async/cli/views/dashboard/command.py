@@ -43,6 +43,6 @@ def dashboard(*, port: Port = 8766, all_accounts: AllAccounts = False, service: 
         print("stopped", flush=True)
 
     try:
-        run_server("dashboard", run, port)
+        run_server("dashboard", run, "127.0.0.1", port)
     finally:
         store.close()
