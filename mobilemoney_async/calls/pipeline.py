@@ -72,6 +72,7 @@ class _Call:
     idempotency_key: str | None = None
     recorder: AttemptRecorder | None = None
     facts: AnswerFacts | None = None
+    granted_at: float | None = None
     ahead: bool = False
     retry: RetryPolicy | None = None
     flight: Flight | None = None
@@ -124,6 +125,7 @@ class Pipeline:
         idempotency_key: str | None = None,
         recorder: AttemptRecorder | None = None,
         facts: AnswerFacts | None = None,
+        granted_at: float | None = None,
     ) -> T:
         """Make one call and return its answer.
 
@@ -136,6 +138,7 @@ class Pipeline:
             idempotency_key: Of a create, for its errors.
             recorder: Of a create: records each attempt.
             facts: Filled in with the last answer, also where the call then fails.
+            granted_at: When the caller got a place under the limit for the first request, on the loop's clock.
 
         Raises:
             MobileMoneyError: By the retry table of `calls.retry`. If the call is cancelled, a request that was
@@ -154,6 +157,7 @@ class Pipeline:
             idempotency_key=idempotency_key,
             recorder=recorder,
             facts=facts,
+            granted_at=granted_at,
         )
         try:
             async with self.wire.in_use():
@@ -234,8 +238,11 @@ class Pipeline:
             token = await self.token(pays=call.recorder is not None)
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
-        asked_at = anyio.current_time()
-        await self.limiter.acquire(call.lane, ahead=call.ahead)
+        asked_at, place = anyio.current_time(), call.granted_at
+        if place is None or asked_at > place + FRESH:
+            # A place that lay unused during a login would come on top of those granted since.
+            await self.limiter.acquire(call.lane, ahead=call.ahead or place is not None)
+        call.granted_at = None
         if self._instrumentation is not None:
             self._instrumentation.waited(call.lane, anyio.current_time() - asked_at)
         if call.endpoint.bearer:

@@ -10,13 +10,10 @@ import logging
 import anyio
 import attrs
 
-from mobilemoney_async.calls.bucket import Usage
-from mobilemoney_async.calls.limiter import Limiter
-from mobilemoney_async.calls.pipeline import FRESH, Pipeline
-from mobilemoney_async.contract.codec import parse_page
-from mobilemoney_async.contract.endpoints import GET_TRANSACTION, LIST_TRANSACTIONS, Priority
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION, LIST_TRANSACTIONS, Priority, read_rows
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.models import PageAnswer, Transaction
+from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction
 from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.polling.scoring import Page, Request
@@ -26,40 +23,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Pause after a failure of the store that keeps the limit, seconds.
 _STORE_PAUSE = 1.0
-
-
-@attrs.define
-class ReservedSlot:
-    """Limiter for one call in the lane `Priority.POLL` with a slot that was acquired just now.
-
-    The pipeline acquires a slot itself. Its first `acquire` takes the reserved one; everything else is the limiter's.
-    """
-
-    _limiter: Limiter
-    _is_used: bool = False
-    _granted_at: float = attrs.field(factory=anyio.current_time)
-
-    def has_capacity(self) -> bool:
-        """Return the limiter's answer."""
-        return self._limiter.has_capacity()
-
-    def usage(self) -> Usage:
-        """Return the use of the limit."""
-        return self._limiter.usage()
-
-    def hold(self, seconds: float) -> None:
-        """Hold the limiter."""
-        self._limiter.hold(seconds)
-
-    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
-        """Take the reserved slot the first time, if it is fresh; otherwise a slot of the limiter."""
-        if priority is Priority.POLL and not self._is_used:
-            self._is_used = True
-            if anyio.current_time() <= self._granted_at + FRESH:
-                return
-            ahead = True  # a login came first: used now, the slot would come on top of those granted since
-        # Otherwise a login, or a replay after one.
-        await self._limiter.acquire(priority, ahead=ahead)
 
 
 @attrs.define
@@ -79,15 +42,13 @@ class PageReader:
         Raises:
             DecodeError: It has rows and none can be read, or it is no page.
         """
-        try:
-            answer = LIST_TRANSACTIONS.read(body)
-        except DecodeError as exc:
-            answer = _readable(body, exc)
-            if self._is_whole:
-                logger.warning("a page can be read only in part: %s", exc)
-            self._is_whole = False
-        else:
-            self._is_whole = True
+        answer = read_rows(body)
+        unreadable = answer.unreadable if isinstance(answer, RowsAnswer) else None
+        if unreadable and not answer.transactions:
+            raise DecodeError(unreadable[0].reason)
+        if self._is_whole and unreadable is not None:
+            logger.warning("a page can be read only in part; rows that cannot be read: %d", len(unreadable))
+        self._is_whole = unreadable is None
         return answer
 
 
@@ -122,24 +83,10 @@ class Requester:
         Raises:
             MobileMoneyError: The service refused it, or it failed.
         """
-        pipeline = attrs.evolve(self._pipeline, limiter=ReservedSlot(self._pipeline.limiter))
+        lane, now = Priority.POLL, anyio.current_time()
         if isinstance(request, Page):
             query = {"page": request.number, "limit": PAGE_SIZE_MAX}
-            return await pipeline.call(self._list, query=query, lane=Priority.POLL)
+            return await self._pipeline.call(self._list, query=query, lane=lane, granted_at=now)
         identifiers = {"transaction_id": request.transaction_id}
-        found = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.POLL)
+        found = await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=lane, granted_at=now)
         return found.transaction
-
-
-def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
-    """Return the rows that can be read, and the counts that are there."""
-    # Imported here: answers that need it are rare, and cattrs takes a third of the import.
-    from mobilemoney_async.contract.rows import structure_page
-
-    try:
-        answer = structure_page(parse_page(body))
-    except DecodeError:
-        raise broken from None
-    if answer.unreadable and not answer.transactions:
-        raise broken
-    return answer

@@ -19,14 +19,13 @@ from mobilemoney_async import (
     LoginAuth,
     Outcome,
     Priority,
-    RateLimiter,
     Schedule,
     TransactionNotFound,
     TransactionStatus,
     WaitTimeout,
 )
+from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.polling.requests import ReservedSlot
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
@@ -403,29 +402,16 @@ async def test_a_token_that_runs_out_is_renewed(sandbox: Sandbox) -> None:
     assert sandbox.requests.rejections == 0
 
 
-async def test_a_reserved_slot_counts_once() -> None:
-    """A reserved slot serves one acquire, and is the limiter in everything else."""
-    limiter = RateLimiter(burst=2)
-    await limiter.acquire(Priority.POLL)
-    once = ReservedSlot(limiter)
-    await once.acquire(Priority.POLL)
-    assert limiter.usage().granted == once.usage().granted == 1
-    await once.acquire(Priority.POLL)
-    assert limiter.usage().granted == 2
-    assert once.has_capacity() is limiter.has_capacity() is False
-    await anyio.sleep(100)
-    once.hold(5)
-    assert once.has_capacity() is limiter.has_capacity() is False
-
-
-async def test_a_reserved_slot_that_a_login_made_wait_is_acquired_again() -> None:
-    """At full use of the limit a poll that had to wait for a login does not come on top of the slots granted since."""
-    limiter = RateLimiter()
-    await limiter.acquire(Priority.POLL)
-    once = ReservedSlot(limiter)
-    await anyio.sleep(3)
-    await once.acquire(Priority.POLL)
-    assert limiter.usage().granted == 2
+@pytest.mark.parametrize(("age", "granted"), [(0.0, 1), (3.0, 2)])
+async def test_a_reserved_slot_counts_once(client: AsyncClient, age: float, granted: int) -> None:
+    """One that lay unused, during a login say, is acquired again: used late, it would come on top of later ones."""
+    pipeline, slot = client._pipeline, anyio.current_time()
+    await pipeline.limiter.acquire(Priority.POLL)
+    await anyio.sleep(age)
+    await pipeline.call(LIST_TRANSACTIONS, lane=Priority.POLL, granted_at=slot)
+    assert pipeline.limiter.usage().granted == granted
+    await pipeline.call(LIST_TRANSACTIONS, lane=Priority.POLL)
+    assert pipeline.limiter.usage().granted == granted + 1
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), ExceptionGroup("mine", [ValueError("one")]), KeyboardInterrupt()])
