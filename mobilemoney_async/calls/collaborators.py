@@ -70,8 +70,8 @@ class Claim(Protocol):
 class Admission(Protocol):
     """Check that credentials which may change at any time are the account's own."""
 
-    def is_current(self, *, pays: bool) -> bool:
-        """Return whether the credentials that are in use now have been admitted: for a payment, or for other calls."""
+    def is_current(self) -> bool:
+        """Return whether the credentials that are in use now have been admitted."""
         ...
 
     async def admit(self) -> None:

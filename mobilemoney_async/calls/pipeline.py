@@ -235,7 +235,7 @@ class Pipeline:
         """Wait for token and limiter, before anything is sent."""
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
-            token = await self.token(pays=call.recorder is not None)
+            token = await self.token()
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
         asked_at, place = anyio.current_time(), call.granted_at
@@ -248,7 +248,7 @@ class Pipeline:
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
-            call.token = await self.token(pays=call.recorder is not None)
+            call.token = await self.token()
             if anyio.current_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
                 await self.limiter.acquire(call.lane, ahead=True)
@@ -373,11 +373,8 @@ class Pipeline:
             self._instrumentation.payment_unknown(key, call.sent_at, error)
         return unknown
 
-    async def token(self, *, pays: bool = False) -> Secret:
+    async def token(self) -> Secret:
         """Return the token of the next request, after a login if need be.
-
-        Args:
-            pays: Whether that sends a payment, for which it was found out before whose the credentials are.
 
         Raises:
             MobileMoneyError: There is none; nothing was sent but the login.
@@ -385,11 +382,11 @@ class Pipeline:
         admission = self.admission
         try:
             while True:
-                if admission is not None and not admission.is_current(pays=pays):
+                if admission is not None and not admission.is_current():
                     await admission.admit()  # first: a login with another merchant's password is a request, too
                 with callers_code():
                     token = require_bearer("auth", await self.tokens.token(self._login))
-                if admission is None or admission.is_current(pays=pays):  # else the vault gave others for that
+                if admission is None or admission.is_current():  # else the vault gave others for that
                     return token
         except Exception as exc:  # a caller's own source may raise anything
             if isinstance(exc, InvalidRequest) and exc.argument == "client":  # it is closed, say

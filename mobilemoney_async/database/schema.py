@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 12
+VERSION = 13
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -109,8 +109,6 @@ payments: sa.Table = _account_table(
     *_columns(UTCDateTime, "sent_at", "stale_at", "ended_at"),
     *_columns(sa.Text, "transaction_id", "reference", "status", "transaction", "acknowledgement"),
     sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
-    # Whether it was last sent with credentials that could not be checked: they may be another merchant's.
-    sa.Column("is_unchecked", sa.Boolean),
     sa.Column("stops_kind", sa.Boolean, nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     sa.Column("walked_at", UTCDateTime),

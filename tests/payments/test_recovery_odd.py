@@ -378,25 +378,6 @@ async def test_another_merchants_poller_concludes_nothing(store_url: str) -> Non
             await client.payments.identify("k", "t-000001", note="Asha")
 
 
-async def test_a_list_that_may_be_another_merchants_shows_no_loss(sqlite_file_url: str) -> None:
-    """Credentials that cannot be checked send a collection; the store is compared once they can be."""
-    world = two_merchants(sqlite_file_url)
-    async with world.client() as client:
-        await world.pay(client, [order("collections", "first", 1)])
-    await anyio.sleep(HOUR)
-    strange, lost = order("disbursements", "strange", 10), order("disbursements", "lost", 11)
-    world.service.make("disbursement", strange.phone_number, "5000", merchant_id="merchant-2")
-    made = world.service.make("disbursement", lost.phone_number, "5000")
-    world.service.answer_lookup = lambda request: error(503, None)
-    async with world.client(auth=OTHER_TOKEN) as client:
-        await world.pay(client, [order("collections", "second", 2)])
-        assert (await client.payments.unclaimed(), world.service.lists) == ([], 0)
-    async with world.client() as client:
-        await stopped(world, client, [lost])
-        assert [each.transaction_id for each in await client.payments.unclaimed()] == [made.id]
-        await world.pay(client, [strange])
-
-
 @pytest.mark.parametrize("kind", ["collections", "disbursements"])
 async def test_payments_wait_for_one_check_of_their_credentials(sqlite_file_url: str, kind: str) -> None:
     """Not each for a check of its own, one after the other, where the inquiry is away."""
@@ -405,25 +386,13 @@ async def test_payments_wait_for_one_check_of_their_credentials(sqlite_file_url:
         await world.pay(client, [order("collections", "first", 1)])
         world.service.answer_lookup = lambda request: error(503, None)
         for count in (1, 4):
+            await anyio.sleep(10)  # for as long the failure of the last one counts
             world.service.lookups, began_at = 0, anyio.current_time()
             async with anyio.create_task_group() as tasks:
                 for each in range(count):
                     tasks.start_soon(world.attempt, other, order(kind, f"{count}.{each}", 10 * count + each))
             took = anyio.current_time() - began_at
             assert (world.service.lookups, took < 20) == (4, True)
-
-
-async def test_a_payment_of_unchecked_credentials_does_not_vouch_for_them(sqlite_file_url: str) -> None:
-    """Another merchant's token knows the collection that went out with it while the inquiry was away."""
-    world = two_merchants(sqlite_file_url)
-    async with world.client() as client, world.client(auth=OTHER_TOKEN) as other:
-        await world.pay(client, [order("collections", "first", 1)])
-        world.service.answer_lookup = lambda request: error(503, None)
-        await world.pay(other, [order("collections", "strange", 2)])
-        world.service.answer_lookup = lambda request: None
-        await anyio.sleep(2 * GRACE)
-        assert "another merchant" in str(await world.attempt(other, order("disbursements", "second", 3)))
-        await world.pay(client, [order("disbursements", "second", 3)])
 
 
 async def test_a_transaction_of_another_amount_ends_no_payment(

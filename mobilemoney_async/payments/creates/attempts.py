@@ -87,7 +87,6 @@ class RecordedAttempts:
     asked_at: datetime | None = None  # as of `withdrawal`
     since: int | None = None  # as of `begin_payment`
     is_current: Callable[[], bool] = lambda: True
-    is_checked: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
 
     async def sending(self, lives: float) -> float:
@@ -127,7 +126,6 @@ class RecordedAttempts:
                 lives=lives + REQUEST_MARGIN,
                 asked_at=self.asked_at,
                 since=self.since,
-                is_unchecked=not self.is_checked(),
                 earlier=runs[-1] if runs else None,
             )
             runs.extend([] if begun is None else [begun])

@@ -72,7 +72,6 @@ def begin_payment(
     lives: float,
     asked_at: datetime | None = None,
     since: int | None = None,
-    is_unchecked: bool = False,
     earlier: Begun | None = None,
 ) -> Begun | None:
     """Record that a payment is about to be sent, and return the attempt; None if another was faster.
@@ -87,7 +86,6 @@ def begin_payment(
         lives: The longest that the request can be on its way, seconds.
         asked_at: As of `withdrawal`.
         since: Of a caller's create, the number of the first entry of the payment's history after it began.
-        is_unchecked: Whether the credentials could not be checked.
         earlier: What the last run of this transaction has begun, which is returned if it was committed.
 
     Raises:
@@ -102,7 +100,7 @@ def begin_payment(
         return own
     checks = guard.parameters(journal, request, sent_at)
     times = {"sent_at": sent_at, "stale_at": sent_at + timedelta(seconds=lives), "changed_at": sent_at}
-    columns = {"state": PaymentState.SENDING, "stops_kind": True, "is_unchecked": is_unchecked, **times}
+    columns = {"state": PaymentState.SENDING, "stops_kind": True, **times}
     columns["nonce"] = nonce = secrets.token_hex(16)
     beginning = _Beginning(journal, guard, request, sent_at, nonce, columns, checks)
     begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at, since)

@@ -194,7 +194,6 @@ class IdempotentCreates:
                     asked_at=progress.asked_at,
                     since=progress.since,
                     is_current=self._recovery.binding.is_current,
-                    is_checked=self._recovery.binding.is_checked,
                     limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
                 )
                 try:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import anyio
 import attrs
 import sqlalchemy as sa
-from anyio.lowlevel import current_token
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
@@ -51,8 +50,8 @@ _MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
-# Seconds for which reads go on with credentials that could not be checked, and for which an early 404 counts.
-_UNCHECKED = 10.0
+# Seconds for which a look-up that failed counts. A vault's other merchant counts until the vault gives something else.
+_CHECK_AGAIN = 10.0
 # Less of a life is not worth a write.
 _CONTACT = timedelta(minutes=1)
 
@@ -80,12 +79,12 @@ class ForeignError(Exception):
     """Difference of the account from this client: another host, or a transaction that the service does not know so.
 
     Attributes:
-        until: The time from which it is to be looked up again, on the loop's clock.
+        is_early: Whether the service may know the transaction soon.
     """
 
-    def __init__(self, difference: str, until: float = math.inf) -> None:
+    def __init__(self, difference: str, *, is_early: bool = False) -> None:
         super().__init__(difference)
-        self.until = until
+        self.is_early = is_early
 
 
 @attrs.define(eq=False)
@@ -95,9 +94,8 @@ class Memory:
     Attributes:
         credentials: The name of the client's credentials, once known.
         admitted: The name of the credentials that may pay.
-        admitted_until: The time from which they have to be checked again before a read, on the loop's clock.
         said_at: When a difference was last reported, on the loop's clock.
-        foreign: The name of credentials that are another merchant's, the difference, and until when that counts.
+        refused: The name of credentials whose look-up failed, its error, and until when that counts.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
         in_question: Rows that may be forgotten payments; where nothing shows the service's clock, no machine can tell.
@@ -105,9 +103,8 @@ class Memory:
 
     credentials: str | None = None
     admitted: str | None = None
-    admitted_until: float = math.inf
     said_at: float = -math.inf
-    foreign: tuple[str, str, float] | None = None
+    refused: tuple[str, Exception, float] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
     in_question: Sequence[Transaction] = ()
@@ -159,110 +156,74 @@ class Binding:
         )
         return facts, has_conflicts
 
-    async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> bool:
+    async def require_bound(self, facts: AccountFacts | None = None) -> None:
         """Raise `StoreError` if the account is not that of this client's host and credentials.
 
         Credentials that are new to the account have to look up one of its transactions first. If that fails, not
-        because there is none, they are not used either, unless `is_lenient`.
-
-        Returns:
-            Whether nothing is left to be checked. Else they may be another merchant's: their list proves nothing.
+        because there is none, they are not used either: they may be another merchant's.
         """
         if facts is None:
             facts = await self.read()
-        name, is_checked = await self._name_credentials(), True
+        name = await self._name_credentials()
         if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
             await self.save(host=self._host, credentials=name, merchant_id=None)
         elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
-            result = await self._bind(facts, name, is_lenient=is_lenient)
-            if result is None:  # the secret was replaced in between: is that one the merchant's?
-                return await self.require_bound(is_lenient=is_lenient)
-            is_checked = result
-        self._admit(name, is_checked=is_checked)
-        return is_checked
-
-    def _admit(self, name: str, *, is_checked: bool = True) -> None:
+            # One look-up at a time: those that wait for it find its result.
+            async with self._store.locks.hold(("credentials", name)):
+                await self._bind(name)
+            if name != await self._name_credentials():  # replaced in between: are those the merchant's?
+                await self.require_bound()
+                return
         self._memory.admitted = name
-        self._memory.admitted_until = math.inf if is_checked else anyio.current_time() + _UNCHECKED
 
-    def is_current(self, *, pays: bool = True) -> bool:
-        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing.
-
-        Those that could not be checked are so for a short time, except for a payment: it has asked itself.
-        """
-        is_same = self._named is None or None is not self._named.name == self._memory.admitted
-        return is_same and (pays or anyio.current_time() < self._memory.admitted_until)
-
-    def is_checked(self) -> bool:
-        """Return whether the credentials that `is_current` allows are known to be the account's."""
-        return self._memory.admitted_until == math.inf
+    def is_current(self) -> bool:
+        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
+        return self._named is None or None is not self._named.name == self._memory.admitted
 
     async def admit(self) -> None:
         """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
         facts = await self.read()
         if facts.newest is None:
-            self._admit(await self._name_credentials())  # the first payment binds the account
+            self._memory.admitted = await self._name_credentials()  # the first payment binds the account
         else:
             await self.require_bound(facts)
 
-    async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> bool | None:
-        """Bind the account to new credentials, if they know its transactions; see `require_bound`.
-
-        Returns None if they were replaced meanwhile.
-        """
+    async def _bind(self, name: str) -> None:
+        """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
+        facts, known = await self.read(), self._memory.refused
         if facts.host not in {None, self._host}:
             foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
             raise self._foreign(foreign) from foreign
-        merchant_id, failure = await self._check(facts, name)
+        if name in (facts.credentials or "").split():
+            return  # by now
+        if known is None or known[0] != name or anyio.current_time() >= known[2]:
+            try:
+                merchant_id = await self.look_up_own(facts)
+            except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
+                raise  # with these a payment is refused, too
+            except (ForeignError, MobileMoneyError) as exc:
+                is_vaults = self.has_vault and isinstance(exc, ForeignError) and not exc.is_early
+                until = math.inf if is_vaults else anyio.current_time() + _CHECK_AGAIN
+                self._memory.refused = known = name, exc, until
+            else:
+                if merchant_id is not None and name == await self._name_credentials():
+                    names = " ".join([*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:])
+                    await self.save(host=self._host, credentials=names, merchant_id=merchant_id or facts.merchant_id)
+                return
+        failure = known[1]
         if isinstance(failure, ForeignError):
-            self._memory.foreign = name, str(failure), failure.until
             if self._named is not None:
                 self._named.doubt()
             raise self._foreign(failure) from failure
-        if failure is not None:
-            if is_lenient:
-                return False
-            raise wait(
-                f"was never used with these credentials, which could not be checked: {failure} (if they are of the "
-                "same merchant, mobilemoney payments rebind accepts them)"
-            ) from failure
-        if name != await self._name_credentials():
-            return None
-        if merchant_id is not None:
-            names = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
-            await self.save(host=self._host, credentials=" ".join(names), merchant_id=merchant_id or facts.merchant_id)
-        return True
-
-    async def _check(self, facts: AccountFacts, name: str) -> tuple[str | None, Exception | None]:
-        """Return the result of `look_up_own`, or its error, except for those with which a payment is refused, too.
-
-        One look-up at a time: those that wait for it share its result, and its time-out.
-        """
-        known, checks = self._memory.foreign, self._store.checks
-        if self.has_vault and known is not None and known[0] == name and anyio.current_time() < known[2]:
-            return None, ForeignError(*known[1:])  # nothing is asked with them again
-        place, mine = ("credentials", name), (current_token(), name)  # a `ForeignError` has a time of this loop's
-        before = checks.get(mine)
-        try:
-            async with self._store.locks.hold(place):
-                result: tuple[str | None, Exception | None] | None = checks.get(mine)
-                if result is None or result is before:  # else it is from a look-up that ended during this wait
-                    try:
-                        result = await self.look_up_own(facts), None
-                    except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
-                        raise
-                    except (ForeignError, MobileMoneyError) as exc:
-                        result = None, exc
-                    checks[mine] = result
-                return result
-        finally:
-            if not self._store.locks.is_held(place):
-                checks.pop(mine, None)
+        raise wait(
+            f"was never used with these credentials, which could not be checked: {failure} (if they are of the same "
+            "merchant, mobilemoney payments rebind accepts them)"
+        ) from failure
 
     async def require_not_foreign(self) -> None:
         """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
         try:
-            await self.require_bound(is_lenient=True)
+            await self.require_bound()
         except Exception as exc:
             if isinstance(exc.__cause__, ForeignError):
                 raise
@@ -318,10 +279,9 @@ class Binding:
         try:
             answer = await self._pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": record.transaction_id})
         except (TransactionNotFound, InvalidTransactionId) as exc:
-            said, until = f"has transaction {record.transaction_id}, which the service does not know", math.inf
-            if record.sent_at is not None and record.sent_at > settled_at:
-                said, until = f"{said}, perhaps not yet", anyio.current_time() + _UNCHECKED
-            raise ForeignError(said, until) from exc
+            is_early = record.sent_at is not None and record.sent_at > settled_at
+            said = f"has transaction {record.transaction_id}, which the service does not know"
+            raise ForeignError(said + (", perhaps not yet" if is_early else ""), is_early=is_early) from exc
         found = answer.transaction
         fit = match(query_for(record), found, Spellings(forms=frozenset(NumberForm)))
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
@@ -368,7 +328,6 @@ def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     columns = payments.c
     own = sa.select(payments).where(
         *(columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)),
-        columns.is_unchecked.is_not(True),  # else another merchant's credentials would know a transaction of their own
     )
     settled = own.where(columns.sent_at <= settled_at).order_by(columns.sent_at.desc())
     oldest = own.where(columns.sent_at.is_not(None)).order_by(columns.sent_at)

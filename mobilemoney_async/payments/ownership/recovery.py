@@ -70,7 +70,6 @@ _NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 _WITNESSES = 5
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
-_UNCHECKED = "its list may be another merchant's"
 _NOT_YET = "its list may not show yet what the store has lost"
 _SAID_SINCE = "someone has said meanwhile that it was restored"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
@@ -150,7 +149,7 @@ class Recovery:
             DuplicateSuspected: The payment may be one that the store has forgotten.
         """
         is_collection = request.type == TransactionType.COLLECTION
-        is_checked = await self.binding.require_bound(facts, is_lenient=is_collection)
+        await self.binding.require_bound(facts)
         if self._store.sole_writer is False:
             await self._compare_nothing(facts)
             return False
@@ -165,7 +164,7 @@ class Recovery:
             return False
         patience = min(_PATIENCE, (self._pipeline.options.deadline or math.inf) / 2) if is_collection else None
         try:
-            return await self._compare_alone(facts, patience, is_checked=is_checked)
+            return await self._compare_alone(facts, patience)
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
@@ -221,13 +220,12 @@ class Recovery:
             self._store.due_since = None
             await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
 
-    async def _compare_alone(self, facts: AccountFacts, patience: float | None, *, is_checked: bool = True) -> bool:
+    async def _compare_alone(self, facts: AccountFacts, patience: float | None) -> bool:
         """Compare the store as the only process of the account, or wait for the one that does.
 
         Args:
             facts: About the account.
             patience: Seconds; None for as long as it takes.
-            is_checked: Whether the credentials are the account's own: another merchant's list is none of it.
 
         Returns:
             Whether that took time.
@@ -253,18 +251,16 @@ class Recovery:
         async with lease.held(poll=_PAUSE):
             facts = await self.binding.read()  # another process may have ended its comparison just now
             if must_compare(facts, self._pipeline.utcnow()):
-                await self._compare(facts, patience, is_checked=is_checked)
+                await self._compare(facts, patience)
         return True
 
-    async def _compare(self, facts: AccountFacts, patience: float | None, *, is_checked: bool) -> None:
+    async def _compare(self, facts: AccountFacts, patience: float | None) -> None:
         """Compare the store with its service, and record the result.
 
         Raises:
             _UnreadableError: The list could not be read, or may not show the lost payments yet.
         """
         due = await self._note_due(facts)
-        if not is_checked:
-            raise _UnreadableError(_UNCHECKED)
         cause: Exception | None = None
         if anyio.current_time() >= self.memory.unreadable_until:
             try:

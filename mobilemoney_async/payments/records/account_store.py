@@ -88,7 +88,6 @@ class AccountStore:
         clock_offset: How far the service's clock is ahead, as the last listing with payments of ours showed.
         pruned_at: When old changes were last deleted from the feed.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
-        checks: Results of checks of credentials, by event loop and name, while others wait that share them.
         consuming: Consumers as which this process reads, by the holders of their leases.
         left_consumers: Holders of the leases of iterators that were left, by consumer.
         clients: Open clients of this account.
@@ -108,7 +107,6 @@ class AccountStore:
     clock_offset: timedelta = attrs.field(default=timedelta(0), init=False)
     pruned_at: datetime | None = attrs.field(default=None, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
-    checks: dict[Hashable, Any] = attrs.field(factory=dict, init=False)
     consuming: dict[str, str] = attrs.field(factory=dict, init=False)
     left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
