@@ -436,16 +436,14 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
-            from mobilemoney_async.payments.creates.beginning import begin_payment
+            from mobilemoney_async.payments.creates.beginning import Beginning
             from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
             from mobilemoney_async.payments.records.record import PaymentRequest
             from mobilemoney_async.payments.store import account_store
 
             order = PaymentRequest(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
             await account_store(SQLStore(url)).write(
-                lambda journal: begin_payment(
-                    journal, DuplicateGuard(), order, expected=None, sent_at=datetime.now(UTC), lives=60
-                )
+                lambda journal: Beginning(DuplicateGuard(), order, None, 60).begin(journal, datetime.now(UTC))
             )
 
         anyio.run(die)

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.serialization import load
-from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.creates.beginning import Beginning
 from mobilemoney_async.payments.feed import feed
 from mobilemoney_async.payments.outbox.outbox import read_order
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
@@ -94,7 +94,7 @@ def take_step(journal: Journal, key: str) -> None:
         return
     if record.state is PaymentState.QUEUED:
         request, _ = read_order(**order(key), extra=None, not_before=None, not_after=None, priority=0, now=now)
-        begin_payment(journal, DuplicateGuard(), request, expected=record.attempt, sent_at=now, lives=60.0)
+        Beginning(DuplicateGuard(), request, record.attempt, 60.0).begin(journal, now)
     elif record.state is PaymentState.SENDING:
         body = samples.acknowledgement(transaction_id=f"T-{key}", reference=f"R-{key}", amount=str(record.amount))
         answer = load(Acknowledgement, json.dumps(body | {"phone_number": record.phone_number}))

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, ConnectionFailed, RetryPolicy, StoreError
 from mobilemoney_async.database import engine
-from mobilemoney_async.payments.creates import attempts, beginning
+from mobilemoney_async.payments.creates.beginning import Beginning
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, make_world, on_asyncio, rows
@@ -47,11 +48,11 @@ def broken(monkeypatch: pytest.MonkeyPatch, sent: Sent) -> Iterator[list[str]]:
 
     `sent` decides about the commit; it gets the line to the server, of which the driver has a dead one in its place.
     """
-    begun, begin_payment, has_broken = list[str](), beginning.begin_payment, False
+    begun, begin_payment, has_broken = list[str](), Beginning.begin, False
 
-    def begin(journal: Journal, guard: Any, request: Any, **options: Any) -> Any:
-        found = begin_payment(journal, guard, request, **options)
-        begun.append(request.key)
+    def begin(beginning: Beginning, journal: Journal, now: datetime) -> Any:
+        found = begin_payment(beginning, journal, now)
+        begun.append(beginning.request.key)
         journal.connection.info["begins"] = True
         return found
 
@@ -69,7 +70,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, sent: Sent) -> Iterator[list[str]]:
         with server:
             sent(server)
 
-    monkeypatch.setattr(attempts, "begin_payment", begin)
+    monkeypatch.setattr(Beginning, "begin", begin)
     sa.event.listen(sa.Engine, "commit", at_commit)
     try:
         with anyio.fail_after(PATIENCE):

@@ -29,7 +29,7 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
-from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.creates.beginning import Beginning
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
@@ -497,7 +497,7 @@ async def record(url: str, key: str, number: str) -> None:
 
     def work(connection: Any) -> None:
         journal = Journal(connection, "default")
-        begin_payment(journal, DuplicateGuard(), order, expected=None, sent_at=now, lives=60)
+        Beginning(DuplicateGuard(), order, None, 60).begin(journal, now)
         change = JournalEntry(
             key=key,
             attempt=1,

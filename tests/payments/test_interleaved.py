@@ -36,7 +36,7 @@ from mobilemoney_async.database.url import is_conflict, make_engine, read_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.api import Payments
 from mobilemoney_async.payments.creates.attempts import NotEchoedError
-from mobilemoney_async.payments.creates.beginning import begin_payment
+from mobilemoney_async.payments.creates.beginning import Beginning
 from mobilemoney_async.payments.creates.creates import IdempotentCreates
 from mobilemoney_async.payments.feed.changes import number_changes
 from mobilemoney_async.payments.feed.consumers import ConsumerTable
@@ -211,8 +211,7 @@ def ask(journal: Journal) -> object:
 
 
 def send_again(journal: Journal) -> object:
-    guard = DuplicateGuard()
-    return begin_payment(journal, guard, REQUEST, expected=1, sent_at=LATER, lives=30, asked_at=LATER, since=2)
+    return Beginning(DuplicateGuard(), REQUEST, 1, 30, asked_at=LATER, since=2).begin(journal, LATER)
 
 
 def count_up(row: str) -> Work:
@@ -305,9 +304,7 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
     "ACKNOWLEDGED, with an approved batch": {
         "cancelled": payouts(lambda each: each.cancel("b1", by="Asha")),
         "cancelled by another": payouts(lambda each: each.cancel("b1", by="Neema")),
-        "line sent": lambda journal: begin_payment(
-            journal, DuplicateGuard(), LINE, expected=0, sent_at=LATER, lives=30
-        ),
+        "line sent": lambda journal: Beginning(DuplicateGuard(), LINE, 0, 30).begin(journal, LATER),
     },
     "REFUSED, with two retries": {
         "approved": payouts(lambda each: each.approve("r1", by="Juma", digest="one")),

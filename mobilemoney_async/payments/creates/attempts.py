@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,7 +31,7 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.host_clock import monotonic
-from mobilemoney_async.payments.creates.beginning import Begun, begin_payment
+from mobilemoney_async.payments.creates.beginning import Beginning, Begun
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, AccountStore
@@ -85,7 +85,7 @@ class RecordedAttempts:
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
-    since: int | None = None  # as of `begin_payment`
+    since: int | None = None  # as of `Beginning`
     is_current: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
 
@@ -102,7 +102,8 @@ class RecordedAttempts:
         called_at, called = self.utcnow(), monotonic()
         pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
-        runs, made = list[Begun](), list[Begun | None]()
+        until, made = lives + REQUEST_MARGIN, list[Begun | None]()
+        beginning = Beginning(self.guard, self.request, expected, until, asked_at=self.asked_at, since=self.since)
         time_of = self.store.database.time_of_transaction(self.utcnow)
 
         def begin(journal: Journal) -> Begun | None:
@@ -117,19 +118,7 @@ class RecordedAttempts:
                     at=time_of(journal.connection),
                     is_of_queue=self.asked_at is None,
                 )
-            begun = begin_payment(
-                journal,
-                self.guard,
-                self.request,
-                expected=expected,
-                sent_at=sent_at,
-                lives=lives + REQUEST_MARGIN,
-                asked_at=self.asked_at,
-                since=self.since,
-                earlier=runs[-1] if runs else None,
-            )
-            runs.extend([] if begun is None else [begun])
-            return begun
+            return beginning.begin(journal, sent_at)
 
         def note(begun: Begun | None) -> None:
             made.append(begun)
@@ -142,7 +131,7 @@ class RecordedAttempts:
             # With limits it holds the account's lock, which a shared transaction would keep for longer.
             share_key = self.request.key if self.limits is None else None
             write = functools.partial(self.store.write, begin, on_commit=note, share_key=share_key)
-            await _write_begun(write, runs)
+            await _write_begun(write, beginning)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -201,15 +190,15 @@ class RecordedAttempts:
                 return
 
 
-async def _write_begun(write: Callable[[], Awaitable[object]], runs: Collection[Begun]) -> None:
-    """Write the beginning of an attempt, whose `runs` are noted; again if the commit broke, and may have been made.
+async def _write_begun(write: Callable[[], Awaitable[object]], beginning: Beginning) -> None:
+    """Write the beginning of an attempt; again if the commit broke, and may have been made.
 
     The second transaction waits for the locks of the first. So it finds the row of the first, or makes one.
     """
     try:
         await write()
     except StoreError as exc:
-        if not (runs and exc.is_database):
+        if beginning.begun is None or not exc.is_database:
             raise
     else:
         return

@@ -62,129 +62,108 @@ class Begun:
     was_queued: bool = False
 
 
-def begin_payment(
-    journal: Journal,
-    guard: DuplicateGuard,
-    request: PaymentRequest,
-    *,
-    expected: int | None,
-    sent_at: datetime,
-    lives: float,
-    asked_at: datetime | None = None,
-    since: int | None = None,
-    earlier: Begun | None = None,
-) -> Begun | None:
-    """Record that a payment is about to be sent, and return the attempt; None if another was faster.
+@attrs.define(eq=False)
+class Beginning:
+    """Beginning of one attempt. Its transaction may run again, after a commit that broke.
 
-    Args:
-        journal: In a transaction that writes.
+    Attributes:
         guard: That of the account.
-        request: The payment.
         expected: The latest attempt of its record, which must still be one that may be sent again; None if there
             is no record.
-        sent_at: Now.
         lives: The longest that the request can be on its way, seconds.
         asked_at: As of `withdrawal`.
         since: Of a caller's create, the number of the first entry of the payment's history after it began.
-        earlier: What the last run of this transaction has begun, which is returned if it was committed.
-
-    Raises:
-        DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
-        AccountSuspended: The account begins no payment now.
-        IdempotencyConflict: It was made by a retry in place of a payment that has moved money after all.
-        StoreError: Another release has changed the tables since this process began; or someone has taken the payment
-            out of the queue from `since` on, and was told that it is not sent.
+        begun: What the last run has begun, which the next one returns if it was committed.
     """
-    # Before what may forbid it by now: it is begun.
-    if (own := _find_own(journal, request, earlier)) is not None:
-        return own
-    checks = guard.parameters(journal, request, sent_at)
-    times = {"sent_at": sent_at, "stale_at": sent_at + timedelta(seconds=lives), "changed_at": sent_at}
-    columns = {"state": PaymentState.SENDING, "stops_kind": True, **times}
-    columns["nonce"] = nonce = secrets.token_hex(16)
-    beginning = _Beginning(journal, guard, request, sent_at, nonce, columns, checks)
-    begun = beginning.insert() if expected is None else beginning.send_again(expected, asked_at, since)
-    if begun is None:
-        # Read after the database has refused the row: because of a duplicate, or of the key itself.
-        duplicate = journal.find_duplicate(request)
-        if duplicate is not None:
-            raise duplicate_suspected(duplicate)
-        return _find_own(journal, request, earlier)
-    what, detail = PaymentEvent.SEND, f"attempt {begun.attempt}"
-    journal.record(request.key, what, PaymentState.SENDING, at=sent_at, source=Source.ANSWER, detail=detail)
-    return begun
 
-
-def _find_own(journal: Journal, request: PaymentRequest, earlier: Begun | None) -> Begun | None:
-    """Return what an earlier run of the transaction has begun, if it was committed."""
-    row = None if earlier is None else journal.row(request.key, lock=True)
-    if row is None or earlier is None:
-        return None
-    return earlier if (row.nonce, row.state) == (earlier.nonce, PaymentState.SENDING) else None
-
-
-@attrs.frozen
-class _Beginning:
-    """Beginning of one payment, in its transaction."""
-
-    journal: Journal
     guard: DuplicateGuard
     request: PaymentRequest
-    sent_at: datetime
-    nonce: str
-    columns: Mapping[str, Any]  # which change with each attempt
-    checks: Mapping[str, Any]
+    expected: int | None
+    lives: float
+    asked_at: datetime | None = None
+    since: int | None = None
+    begun: Begun | None = attrs.field(default=None, init=False)
 
-    def insert(self) -> Begun | None:
-        """Make a row, or return None if a unique index forbids it."""
-        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": self.sent_at}
-        values = {**request_columns(self.journal.account, self.request), **new, **self.columns, **self.checks}
-        found = run(self.journal.connection, _insertion(self.journal.dialect), values).one_or_none()
-        if found is None:
-            return None
-        self._require_allowed(found)
-        return Begun(1, self.sent_at, self.nonce)
+    def begin(self, journal: Journal, now: datetime) -> Begun | None:
+        """Record, in a transaction that writes, that the payment is about to be sent; return the attempt.
 
-    def send_again(self, expected: int, asked_at: datetime | None, since: int | None) -> Begun | None:
-        """Begin another attempt in a row, or return None if the row or a duplicate forbids it."""
-        journal, request = self.journal, self.request
-        self._require_allowed(journal.execute(_CHECKS, self.checks).one())
+        Returns None if another was faster.
+
+        Raises:
+            DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
+            AccountSuspended: The account begins no payment now.
+            IdempotencyConflict: It was made by a retry in place of a payment that has moved money after all.
+            StoreError: Another release has changed the tables since this process began; or someone has taken the
+                payment out of the queue from `since` on, and was told that it is not sent.
+        """
+        # Before what may forbid it by now: it is begun.
+        if self._has_begun(journal):
+            return self.begun
+        checks, nonce = self.guard.parameters(journal, self.request, now), secrets.token_hex(16)
+        times = {"sent_at": now, "stale_at": now + timedelta(seconds=self.lives), "changed_at": now}
+        columns = {"state": PaymentState.SENDING, "stops_kind": True, "nonce": nonce, **times}
+        if self.expected is None:
+            begun = Begun(1, now, nonce) if self._insert(journal, columns, checks) else None
+        else:
+            was_queued = self._send_again(journal, self.expected, columns, checks)
+            begun = None if was_queued is None else Begun(self.expected + 1, now, nonce, was_queued)
+        if begun is None:
+            # Read after the database has refused the row: because of a duplicate, or of the key itself.
+            if (duplicate := journal.find_duplicate(self.request)) is not None:
+                raise duplicate_suspected(duplicate)
+            return self.begun if self._has_begun(journal) else None
+        self.begun, key, said = begun, self.request.key, f"attempt {begun.attempt}"
+        journal.record(key, PaymentEvent.SEND, PaymentState.SENDING, at=now, source=Source.ANSWER, detail=said)
+        return begun
+
+    def _has_begun(self, journal: Journal) -> bool:
+        """Return whether the last run was committed."""
+        row = None if self.begun is None else journal.row(self.request.key, lock=True)
+        return row is not None and (row.nonce, row.state) == (self.begun and self.begun.nonce, PaymentState.SENDING)
+
+    def _insert(self, journal: Journal, columns: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
+        """Make a row, or return False if a unique index forbids it."""
+        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": columns["sent_at"]}
+        values = {**request_columns(journal.account, self.request), **new, **columns, **checks}
+        found = run(journal.connection, _insertion(journal.dialect), values).one_or_none()
+        if found is not None:
+            self._require_allowed(journal, found, checks)
+        return found is not None
+
+    def _send_again(
+        self, journal: Journal, expected: int, columns: Mapping[str, Any], checks: Mapping[str, Any]
+    ) -> bool | None:
+        """Begin another attempt in a row; return whether that was queued, or None if it or a duplicate forbids it."""
+        request = self.request
+        self._require_allowed(journal, journal.execute(_CHECKS, checks).one(), checks)
         row = journal.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
         # process may have changed matters.
         if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
             return None
-        if withdrawal(to_record(row), self.sent_at, asked_at=asked_at) is not None:
+        if withdrawal(to_record(row), columns["sent_at"], asked_at=self.asked_at) is not None:
             return None
         if (why := journal.repeated(row)) is not None:
             raise IdempotencyConflict(f"{why}: nothing was sent")
-        was_queued = row.state == PaymentState.QUEUED
-        if since is not None and not was_queued and journal.was_taken_out(request.key, since=since):
+        was_queued = bool(row.state == PaymentState.QUEUED)
+        if self.since is not None and not was_queued and journal.was_taken_out(request.key, since=self.since):
             said = "it was taken out of the queue meanwhile; nothing was sent"
             raise StoreError(f"payment {request.key!r}: {said}", outcome="not_sent")
-        values = {**self.columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
+        values = {**columns, "phone_number": request.phone_number, "attempt": expected + 1, "walks": 0}
         nothing = ("walked_at", "candidates", "ended_at", "error", "is_certain", "looked_at", "look_passed")
         values |= {**dict.fromkeys(nothing), "next_look_at": None, **reason_columns(None)}
-        try:
-            with journal.connection.begin_nested():
-                journal.change(request.key, values)
-        except sa.exc.IntegrityError:
-            if journal.find_duplicate(request) is None:
-                raise  # refused for another reason, a trigger say: the caller would try again for ever
-            return None
-        return Begun(expected + 1, self.sent_at, self.nonce, was_queued)
+        return None if journal.stop(row, values) is not None else was_queued
 
-    def _require_allowed(self, found: sa.Row[Any]) -> None:
+    def _require_allowed(self, journal: Journal, found: sa.Row[Any], checks: Mapping[str, Any]) -> None:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
-        require_active(self.journal, found.account_state)
-        checks = self.checks
+        require_active(journal, found.account_state)
         if not self.guard.has(found.number_key):  # the store went back to before the account's first payment
-            checks = self.guard.parameters(self.journal, self.request, self.sent_at)
-            found = self.journal.execute(_CHECKS, checks).one()
-        if found.turned is not None and (turned := self.journal.find(found.turned)) is not None:
+            checks = self.guard.parameters(journal, self.request, checks["of_now"])
+            found = journal.execute(_CHECKS, checks).one()
+        if found.turned is not None and (turned := journal.find(found.turned)) is not None:
             raise duplicate_suspected(turned)
-        self.guard.require_unsuspected(self.journal, self.request, found.suspect, checks)
+        self.guard.require_unsuspected(journal, self.request, found.suspect, checks)
 
 
 @functools.cache

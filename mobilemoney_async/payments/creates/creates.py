@@ -9,7 +9,7 @@ Invariants:
 Critical sections, in the order in which they are entered:
 - The locks of the key and of the kind, from the first look at the record to the end of the call. They keep off the
   tasks of this event loop only. Other processes are kept off by the unique indexes, in the transaction of
-  `begin_payment`.
+  `Beginning`.
 - From the commit of SENDING to the end of the request, a cancellation may come at any await. Each way out records the
   end of the attempt.
 """
@@ -84,7 +84,7 @@ class _Progress:
     earlier: PaymentRecord | None = None
     on_sending: Callable[[], object] | None = None
     asked_at: datetime | None = None
-    since: int | None = None  # as of `begin_payment`
+    since: int | None = None  # as of `Beginning`
     attempts: RecordedAttempts | None = None
 
     @property
@@ -229,10 +229,10 @@ class IdempotentCreates:
             if acknowledgement is not None:
                 return None, acknowledgement
             now = self._pipeline.utcnow()
-            # Another process may send from here on: `begin_payment` finds out.
+            # Another process may send from here on: `Beginning` finds out.
             answer = self._clearance(record, now, progress.asked_at)
             if record is None or answer is Clearance.SEND:
-                if facts.state is not None:  # before anything is asked of the service; `begin_payment` decides
+                if facts.state is not None:  # before anything is asked of the service; `Beginning` decides
                     raise suspended(self._store.account, facts.state, facts.state_note)
                 progress.is_reading = True
                 took_time = await self._recovery.admit(request, facts)

@@ -1,4 +1,4 @@
-"""Guard of the payments that begin against those that may be made already, in the transaction of `begin_payment`.
+"""Guard of the payments that begin against those that may be made already, in the transaction of `Beginning`.
 
 What stops a payment:
 

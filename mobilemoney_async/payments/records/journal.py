@@ -308,10 +308,8 @@ class Journal:
             with self.connection.begin_nested():
                 self.change(row.key, values)
         except sa.exc.IntegrityError:
-            kind = TransactionType(row.type)
-            other = self.find_duplicate(
-                PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
-            )
+            kind, number = TransactionType(row.type), values.get("phone_number", row.phone_number)
+            other = self.find_duplicate(PaymentRequest(key=row.key, type=kind, phone_number=number, amount=row.amount))
             if other is None:
                 raise  # refused for another reason, a trigger say
             return other.key
