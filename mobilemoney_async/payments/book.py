@@ -22,7 +22,6 @@ from mobilemoney_async.payments.ownership.reconciliation import look_again, lose
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records import queries
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     CLAIMED,
@@ -36,6 +35,7 @@ from mobilemoney_async.payments.records.record import (
     is_stale,
     move,
 )
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.records.transaction_states import keep_final_state
 from mobilemoney_async.payments.records.unmatched import explain
 from mobilemoney_async.values import (

@@ -436,7 +436,7 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
-            from mobilemoney_async.payments.creates.beginning import Beginning
+            from mobilemoney_async.payments.creates.attempts import Beginning
             from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
             from mobilemoney_async.payments.records.record import PaymentRequest
             from mobilemoney_async.payments.store import account_store

@@ -22,14 +22,14 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.serialization import load
-from mobilemoney_async.payments.creates.beginning import Beginning
+from mobilemoney_async.payments.creates.attempts import Beginning
 from mobilemoney_async.payments.feed import feed
 from mobilemoney_async.payments.outbox.outbox import read_order
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, Source
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples

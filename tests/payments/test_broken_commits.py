@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, ConnectionFailed, RetryPolicy, StoreError
 from mobilemoney_async.database import engine
-from mobilemoney_async.payments.creates.beginning import Beginning
+from mobilemoney_async.payments.creates.attempts import Beginning
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, make_world, on_asyncio, rows

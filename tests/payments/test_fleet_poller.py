@@ -29,12 +29,12 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.connections import Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import accounts, changes
-from mobilemoney_async.payments.creates.beginning import Beginning
+from mobilemoney_async.payments.creates.attempts import Beginning
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import pending_ids
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck

@@ -35,8 +35,7 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.api import Payments
-from mobilemoney_async.payments.creates.attempts import NotEchoedError
-from mobilemoney_async.payments.creates.beginning import Beginning
+from mobilemoney_async.payments.creates.attempts import Beginning, NotEchoedError
 from mobilemoney_async.payments.creates.creates import IdempotentCreates
 from mobilemoney_async.payments.feed.changes import number_changes
 from mobilemoney_async.payments.feed.consumers import ConsumerTable
@@ -53,10 +52,10 @@ from mobilemoney_async.payments.ownership.reconciliation import (
 )
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.payouts import Payouts
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from tests.payments.tables import SEEN, insert_line, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER

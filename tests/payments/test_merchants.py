@@ -37,8 +37,8 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.calls import transport
 from mobilemoney_async.client import ClientOwner
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.record import PaymentEvent, Source
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.store import account_store
 from tests.calls.test_surplus_answers import surplus
 from tests.contract import samples

@@ -1,4 +1,4 @@
-"""Each row of the list has one class: laws of `payments.ownership.classes`."""
+"""Each row of the list has one class: laws of `payments.ownership.comparison`."""
 
 from datetime import timedelta
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
-from mobilemoney_async.payments.ownership.comparison import Lives, Span
+from mobilemoney_async.payments.ownership.comparison import Lives, RowClass, RowFacts, Span
 from mobilemoney_async.payments.ownership.matching import Skew
 from tests.payments.listed import row as listed
 from tests.support.fakes import NOON

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, StoreError
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.record import PaymentEvent, Source
+from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, make_world, on_asyncio
 from tests.support.scale import soak

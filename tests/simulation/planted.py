@@ -177,7 +177,7 @@ DEFECTS = (
     ),
     Defect(
         "a lock is missing: nobody looks again before an attempt",
-        "payments/creates/beginning.py",
+        "payments/creates/attempts.py",
         "        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:\n",
         "        if row is None:\n",
     ),
@@ -251,8 +251,8 @@ DEFECTS = (
     Defect(
         "a payment under way counts as lost at once",
         "payments/creates/attempts.py",
-        "lives=lives + REQUEST_MARGIN,",
-        "lives=-3_600.0,",
+        "until, made = lives + REQUEST_MARGIN,",
+        "until, made = -3_600.0,",
     ),
     Defect(
         "another merchant's row counts as ours",
@@ -276,7 +276,7 @@ DEFECTS = (
     ),
     Defect(
         "the late answer of an earlier attempt counts for the next one",
-        "payments/records/entries.py",
+        "payments/records/rows.py",
         "if entry.attempt not in {None, row.attempt}:",
         "if entry.attempt not in {None, entry.attempt}:",
     ),

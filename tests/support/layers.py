@@ -116,7 +116,6 @@ PURE = (
     "database.clock",
     "sharing.login_row",
     "payments.ownership.evidence",
-    "payments.ownership.classes",
     "payments.ownership.comparison",
     "payments.ownership.matching",
     "payments.records.next_steps",

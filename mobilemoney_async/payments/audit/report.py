@@ -14,8 +14,7 @@ from mobilemoney_async.contract.comparison import CURRENCY, ERASED, may_be_numbe
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
-from mobilemoney_async.payments.ownership.comparison import CLOCKS
+from mobilemoney_async.payments.ownership.comparison import CLOCKS, RowClass, RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.matching import (
     KindIndex,

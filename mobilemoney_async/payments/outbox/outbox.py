@@ -39,7 +39,6 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.records.account_state import STATE, require_active
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
@@ -52,7 +51,7 @@ from mobilemoney_async.payments.records.record import (
     is_stale,
     move,
 )
-from mobilemoney_async.payments.records.rows import reason_columns, request_columns, to_record
+from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 

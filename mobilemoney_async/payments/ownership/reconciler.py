@@ -23,8 +23,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.payments.feed.feed import prune
-from mobilemoney_async.payments.ownership.classes import RowClass
-from mobilemoney_async.payments.ownership.comparison import far_edge, is_of_lost_life
+from mobilemoney_async.payments.ownership.comparison import RowClass, far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import date_ranges, query_for

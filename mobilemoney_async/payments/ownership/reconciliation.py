@@ -35,7 +35,6 @@ from mobilemoney_async.payments.ownership.matching import (
     query_for,
 )
 from mobilemoney_async.payments.records.due import neighbours
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
@@ -47,7 +46,7 @@ from mobilemoney_async.payments.records.record import (
     PaymentState,
     Source,
 )
-from mobilemoney_async.payments.records.rows import reason_columns, to_record
+from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, to_record
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained, kept_forms
 

@@ -33,13 +33,14 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
 from mobilemoney_async.payments.ownership.binding import Binding, Memory, wait
-from mobilemoney_async.payments.ownership.classes import RowClass, is_of
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
     Comparison,
+    RowClass,
     Span,
     is_comparison_due,
+    is_of,
     must_compare,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, payments
-from mobilemoney_async.payments.ownership.classes import RowFacts
+from mobilemoney_async.payments.ownership.comparison import RowFacts
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.ownership.lives import find_lives, find_lost_times
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable

@@ -35,7 +35,7 @@ from mobilemoney_async.database.serialization import shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
-from mobilemoney_async.payments.ownership.classes import RowClass, RowFacts
+from mobilemoney_async.payments.ownership.comparison import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, is_within, own_samples

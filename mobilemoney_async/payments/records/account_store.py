@@ -19,8 +19,8 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_state import change_state
 from mobilemoney_async.payments.records.account_status import AccountState
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.rows import JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

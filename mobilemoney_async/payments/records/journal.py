@@ -27,14 +27,6 @@ from mobilemoney_async.database.schema import accounts, batches, changes, insert
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records import statements as sql
-from mobilemoney_async.payments.records.entries import (
-    JournalEntry,
-    acknowledged_columns,
-    as_kept,
-    columns_of,
-    detail_of,
-    problem_of,
-)
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
@@ -45,7 +37,19 @@ from mobilemoney_async.payments.records.record import (
     move,
     stops_kind,
 )
-from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest, require_same, to_record
+from mobilemoney_async.payments.records.rows import (
+    ERASED_EXTRA,
+    UNKNOWN_EXTRA,
+    JournalEntry,
+    acknowledged_columns,
+    as_kept,
+    columns_of,
+    detail_of,
+    digest,
+    problem_of,
+    require_same,
+    to_record,
+)
 from mobilemoney_async.text import mask_phone_number, redact
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

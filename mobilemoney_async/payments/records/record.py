@@ -147,8 +147,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     **{(state, _E.CONFIRM_ABSENT): _S.RELEASED for state in (_S.UNKNOWN, _S.ABSENT)},
     # Before the key is used again, an answer counts more than a confirmation.
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.RELEASED, _E.LOSE): _S.UNKNOWN,  # only of one that names a transaction, see `entries.problem_of`
-    # It counts more than a row of the list, too: only where the transaction was adopted, see `entries.problem_of`.
+    (_S.RELEASED, _E.LOSE): _S.UNKNOWN,  # only of one that names a transaction, see `rows.problem_of`
+    # It counts more than a row of the list, too: only where the transaction was adopted, see `rows.problem_of`.
     **{(state, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED for state in (_S.ACKNOWLEDGED, _S.FINAL)},
     # The list shows a transaction that it may be: of a refusal, only if that had no code of the contract.
     **{(state, _E.DOUBT): _S.UNKNOWN for state in (_S.RELEASED, _S.REFUSED, _S.QUEUED)},

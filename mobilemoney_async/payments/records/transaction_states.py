@@ -14,11 +14,10 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.records.entries import JournalEntry
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
-from mobilemoney_async.payments.records.rows import reason_columns
+from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns
 from mobilemoney_async.payments.records.statements import PAYMENTS
 from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import valid_name
