@@ -1,8 +1,7 @@
 """Database of a store, SQLite or PostgreSQL, used from worker threads. Their differences end here and below.
 
 Each piece of work is one transaction in one thread. Work that has begun runs to its end, even if the task that asked
-for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop: a
-server that stands still is waited for.
+for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop.
 """
 
 from __future__ import annotations

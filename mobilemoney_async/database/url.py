@@ -5,20 +5,26 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet, finalize
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import can_encode, hide_text, missing_extra, refuse, url_shape
+
+T = TypeVar("T")
 
 PATIENCE = 10
 """Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
+
+# Seconds for which a statement is waited for, which the server itself ends before, unless it stands still.
+_ANSWER = PATIENCE + 5
 
 THREADS = 6
 """Worker threads of one event loop."""
@@ -189,6 +195,8 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
         isolation_level="READ COMMITTED",
         **_POOL,
     )
+    if settings:
+        sa.event.listen(engine, "do_connect", _connect)
     sa.event.listen(engine, "connect", functools.partial(_begin_session, settings=settings))
     sa.event.listen(engine, "begin", functools.partial(_begin_in_pool, settings=settings))
     sa.event.listen(engine, "handle_error", _replace_sessions)
@@ -279,6 +287,35 @@ def _require_in_place(file: str, known: tuple[int, int] | None) -> None:
     if known is None or _identity(file) != known:
         said = f"{file} was removed or replaced while this process had it open, and what it writes would be lost"
         raise StoreError(f"{said}: stop all processes, put the file back, and start them again", outcome="not_sent")
+
+
+@functools.cache
+def _session_class() -> Any:
+    import psycopg  # here, since only PostgreSQL needs it
+
+    class Session(psycopg.Connection[Any]):
+        """Session that ends where its server stands still: the server's own time-outs cannot strike then."""
+
+        def wait(self, gen: Generator[Any, Any, T], *times: Any, **named: Any) -> T:
+            return super().wait(self._answer(gen), *times, **named)
+
+        def _answer(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+            until, ready = monotonic() + _ANSWER, None
+            while True:
+                try:
+                    wanted = gen.send(ready)
+                except StopIteration as exc:
+                    return exc.value  # type: ignore[no-any-return]
+                ready = yield wanted
+                if not ready and monotonic() > until:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the server has taken the request, and does not answer")
+
+    return Session
+
+
+def _connect(dialect: object, record: object, arguments: list[Any], options: dict[str, Any]) -> Any:
+    return _session_class().connect(*arguments, **options)
 
 
 def _begin_session(connection: Any, record: Any, *, settings: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -518,6 +519,33 @@ async def test_a_server_that_drops_its_connections(postgres_url: str) -> None:
         connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
     assert await database.write(one) == 1
     database.close()
+
+
+@on_asyncio
+@pytest.mark.parametrize("at_commit", [True, False])
+async def test_a_server_that_stands_still(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, *, at_commit: bool
+) -> None:
+    """A frozen server takes requests and answers none: it is waited for a moment longer than a statement may take."""
+    monkeypatch.setattr(url_module, "_ANSWER", 0.05)
+    stopped = list[int]()
+
+    def freeze(connection: sa.Connection) -> object:
+        stopped.append(connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one())
+        os.kill(stopped[-1], signal.SIGSTOP)
+        return None if at_commit else connection.execute(sa.text("SELECT 1")).scalar_one()
+
+    database = Database(postgres_url)
+    await database.write(one)
+    try:
+        with pytest.raises(StoreError, match="does not answer") as caught:
+            await database.read(freeze)
+        assert caught.value.outcome == "not_sent"
+        assert await database.write(one) == 1
+    finally:
+        for each in stopped:
+            os.kill(each, signal.SIGCONT)
+        database.close()
 
 
 def test_a_store_that_nobody_closed_leaves_no_connection_behind(sqlite_file_url: str) -> None:
