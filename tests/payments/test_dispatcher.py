@@ -145,6 +145,24 @@ async def test_each_outage_is_reported_and_begins_with_a_short_pause(sqlite_file
     assert [each.count("ConnectError") for each in pauses(events)] == [1, 1, 1]
 
 
+async def test_a_successor_that_can_send_ends_the_pause_that_it_finds(sqlite_file_url: str) -> None:
+    """Where the dispatcher has died that could not send, no process says for minutes that nothing is sent."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 5)
+        world.line.refuse = 100
+        async with client.dispatcher(per_minute=600) as first:
+            await anyio.sleep(36)
+            assert "ConnectError" in (first.stats.paused or "")
+        world.line.refuse = 0
+        async with client.dispatcher(per_minute=600) as successor:
+            await anyio.sleep(3)
+            assert (successor.stats.sent > 0, successor.stats.paused) == (True, None)
+        async with client.dispatcher(per_minute=600) as third:
+            await anyio.sleep(1)
+            assert third.stats.paused is None
+
+
 async def test_an_obstacle_of_one_type_does_not_stop_the_other(sqlite_file_url: str) -> None:
     """While no collection can be sent, payouts go on."""
     world = make_world(sqlite_file_url)
