@@ -18,12 +18,13 @@ from tests.support.patience import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "servers.md").read_text("utf-8")
-# A synchronous view of Django, over the same module of the page.
-DJANGO = """
+# A synchronous view of Django, over the same module of the page, with the page's answer.
+(RESPONSE,) = (" ".join(each.split()) for each in re.findall(r"`(HttpResponse\(.*?\))`", PAGE, re.DOTALL))
+DJANGO = f"""
 import json, payments
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
-from django.http import JsonResponse
+from django.http import HttpResponse
 from django.urls import path
 
 settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["127.0.0.1"], SECRET_KEY="of the test")
@@ -33,7 +34,7 @@ def order(request, order):
         answer = payments.pay(order, json.loads(request.body)["phone_number"], 15_000)
     else:
         answer = payments.status(order)
-    return JsonResponse(dict(answer.body), status=answer.status, headers=dict(answer.headers))
+    return {RESPONSE}
 
 urlpatterns = [path("orders/<order>", order)]
 app = get_wsgi_application()
@@ -66,6 +67,8 @@ async def is_paid(browser: httpx.AsyncClient, order: str) -> bool:
 
 async def buy(browser: httpx.AsyncClient, fleet: Fleet, orders: range) -> None:
     """Order, click twice, and wait until all is paid."""
+    unknown = await browser.get("/orders/unknown")
+    assert (unknown.status_code, unknown.headers["content-type"]) == (404, "application/problem+json")
     for number in (*orders, *orders):
         cart = {"phone_number": f"0780 {number:03d} 789"}
         answer = await browser.post(f"/orders/order-{number}", json=cart)
