@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import anyio
@@ -104,18 +104,6 @@ class _Due:
     since: datetime
     newest: datetime
     went_backwards: bool
-
-    @property
-    def settled_at(self) -> datetime | None:
-        """When the list shows all that was lost, if this repeats a comparison; a backup may bring back an old time."""
-        facts = self.facts
-        is_repeated = facts.due_since is None and facts.lost_until is None and not facts.has_moved
-        return facts.again_at if is_repeated else None
-
-    @property
-    def first_day(self) -> date:
-        """The first day to list: one to spare, since the service's time zone is undocumented."""
-        return (self.newest - _DAY).date()
 
 
 # Whether the account has transactions of a forgotten time that no payment owns.
@@ -311,10 +299,11 @@ class Recovery:
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
         is_unsure = due.went_backwards or lost is not None or not has_own
-        settles_at = due.settled_at or due.since + self._grace
+        facts, settles_at = due.facts, due.since + self._grace
+        if facts.again_at is not None and facts.due_since is None and facts.lost_until is None and not facts.has_moved:
+            settles_at = facts.again_at  # this repeats a comparison; else a backup has brought back an old time
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
-        lost_at = due.facts.lost_at
-        is_told = lost_at is not None and due.since - lost_at < _DAY and due.facts.has_others(due.since)
+        is_told = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
         count: int | None = None
 
         async def write() -> None:
@@ -329,8 +318,8 @@ class Recovery:
         if count is None:
             return _SAID_SINCE
         self._store.due_since = None
-        if due.facts.lost_until is not None:  # the account's row says so from now on
-            self._store.newest = due.facts.newest
+        if facts.lost_until is not None:  # the account's row says so from now on
+            self._store.newest = facts.newest
         return _NOT_YET if again_at is not None and due.went_backwards else None
 
     async def _list(self, due: _Due) -> _Listed:
@@ -349,9 +338,10 @@ class Recovery:
         after are in question.
         """
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
-        walk = await self._lister.near(start, end, due.first_day)
+        first_day = (due.newest - _DAY).date()  # one to spare, since the service's time zone is undocumented
+        walk = await self._lister.near(start, end, first_day)
         if walk.covered is None and not walk.is_complete:
-            walk = await self._lister.complete(due.first_day)
+            walk = await self._lister.complete(first_day)
         owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
         skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
