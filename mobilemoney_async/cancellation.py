@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import anyio
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -28,12 +31,14 @@ def callers_code() -> Iterator[None]:
 
 
 async def shielded(
-    work: Callable[[], Awaitable[object]],
+    work: Callable[[], Awaitable[T]],
     *,
     timeout: float | None = None,
     ignored: type[Exception] | tuple[type[Exception], ...] = (),
-) -> None:
+) -> T | None:
     """Run work to its end, however often its task is cancelled until then, and let the cancellation go on afterwards.
+
+    Returns its result; None where it has none, by its time-out or an error that is ignored.
 
     A shield of anyio's does not stop asyncio's own `Task.cancel()`, and a program that ends may get several: by a
     signal, a time-out, a task group. So the work runs in a task of its own, which only a loop that closes cancels.
@@ -43,13 +48,14 @@ async def shielded(
         timeout: Seconds after which the work is cancelled all the same; None for never.
         ignored: Errors that end the work and are not raised.
     """
+    result: T | None = None
     failure: Exception | None = None
 
     async def run() -> None:
-        nonlocal failure
+        nonlocal result, failure
         with anyio.move_on_after(timeout, shield=True):
             try:
-                await work()
+                result = await work()
             except ignored:
                 pass  # the caller has said that these change nothing
             except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
@@ -63,3 +69,4 @@ async def shielded(
             raise failure
         finally:
             del failure  # it holds this frame
+    return result

@@ -152,15 +152,11 @@ class IdempotentCreates:
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # Another call under this key may have sent it. One query: it does not wait for that call.
-            acknowledgement = None
-
-            async def look_up() -> None:
-                nonlocal acknowledgement
-                progress.earlier, acknowledgement, _ = await self._look_up(request)
-
-            await shielded(look_up, ignored=DuplicateSuspected)
-            if acknowledgement is not None:
-                return acknowledgement
+            found = await shielded(lambda: self._look_up(request), ignored=DuplicateSuspected)
+            if found is not None:
+                progress.earlier, acknowledgement, _ = found
+                if acknowledgement is not None:
+                    return acknowledgement
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"

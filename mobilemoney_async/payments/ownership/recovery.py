@@ -304,18 +304,17 @@ class Recovery:
             settles_at = facts.again_at  # this repeats a comparison; else a backup has brought back an old time
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
         is_told = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
-        count: int | None = None
 
-        async def write() -> None:
-            nonlocal count
+        async def write() -> int | None:
             count = await self._store.write(
                 lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
             )
             if count and lost is not None and not is_told:
                 self._report(count, lost.start)
+            return count
 
-        await shielded(write)  # once they are noted, lost transactions are reported by this task or never
-        if count is None:
+        # Once they are noted, lost transactions are reported by this task or never.
+        if await shielded(write) is None:
             return _SAID_SINCE
         self._store.due_since = None
         if facts.lost_until is not None:  # the account's row says so from now on
