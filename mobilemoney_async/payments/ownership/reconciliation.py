@@ -171,21 +171,21 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
 
 def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look) -> PaymentRecord:
     """Record that a listing shows transactions that a payment may be, none of which is certain."""
-    at, verdict = look.at, look.verdict
-    if current.state is PaymentState.ABSENT and not look.is_asked:
-        # It stays absent: only where its key is used again is such a transaction in its way.
-        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
+    at, reason = look.at, look.verdict.reason
+    values: dict[str, Any] = {"next_look_at": _next_look(current, look, reason)}
     if current.state in REUSABLE:
-        doubted = doubt(journal, current, verdict.reason, at=at, candidates=candidates)
+        doubted = doubt(journal, current, reason, at=at, candidates=candidates)
         if not isinstance(doubted, StoreError):
             return doubted
         # A payment of the same kind is unknown: that one comes first.
-        return to_record(journal.update(current.key, {"next_look_at": _next_look(current, look, verdict.reason)}))
+        return to_record(journal.update(current.key, values))
+    if current.state is PaymentState.ABSENT and not look.is_asked:
+        # It stays absent: only where its key is used again is such a transaction in its way.
+        return to_record(journal.update(current.key, values))
     if look.is_part:
         # A part of the list leaves open whether there is another one: the caller reads the rest.
         return attrs.evolve(current, candidates=candidates)
-    values: dict[str, Any] = {"next_look_at": _next_look(current, look, verdict.reason)}
-    values |= reason_columns(verdict.reason)
+    values |= reason_columns(reason)
     if candidates != current.candidates:
         values |= {"candidates": json.dumps(candidates), "changed_at": at}
         if current.state is not PaymentState.ABSENT:
