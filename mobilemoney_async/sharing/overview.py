@@ -30,7 +30,6 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import IS_KEPT, IS_PENDING, needing_someone
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.sharing.budget import find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
@@ -185,12 +184,13 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
     budget = journal.execute(sa.select(budgets.c.state).where(budgets.c.account == journal.account))
     usage, held = find_usage(budget.scalar_one_or_none(), shared), _held(journal, shared)
     (queued, latest, _), pause = count_queued(journal), find_pause(journal)
-    kept, done_at = _count(journal, IS_KEPT) if queued else 0, None
+    kept, done_at = journal.count(payments, IS_KEPT) if queued else 0, None
     if queued and not kept and "dispatcher" in held:
         per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
-    sending = _count(journal, sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at > now))
-    pending, unknown = _count(journal, IS_PENDING), sum(_count(journal, each) for each in needing_someone(now))
+    sending = journal.count(payments, _columns.state == PaymentState.SENDING, _columns.stale_at > now)
+    pending = journal.count(payments, IS_PENDING)
+    unknown = sum(journal.count(payments, each) for each in needing_someone(now))
     unclaimed = find_unclaimed(journal, OPEN, now)
     return Overview(
         at=now,
@@ -240,22 +240,15 @@ def _held(journal: Journal, shared: float) -> set[str]:
 # Open payments
 
 
-def _count(journal: Journal, which: sa.ColumnElement[bool]) -> int:
-    counted = sa.select(sa.func.count()).select_from(payments).where(_columns.account == journal.account, which)
-    return int(journal.execute(counted).scalar_one())
-
-
 def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
     found = [record for each in needing_someone(now) for record in _oldest(journal, each, limit=_MOST)]
     return sorted(found, key=lambda record: (record.sent_at or record.created_at, record.key))[:_MOST]
 
 
 def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:
-    statement = sa.select(payments).where(_columns.account == journal.account, which)
     # A payment of the queue may be recorded long before it is sent. No bare column: its index has the final ones, too.
     first = sa.func.coalesce(_columns.sent_at, _columns.created_at)
-    rows = journal.execute(statement.order_by(first, _columns.key).limit(limit))
-    return [to_record(row) for row in rows]
+    return journal.records(which, order_by=[first, _columns.key], limit=limit)
 
 
 # Today

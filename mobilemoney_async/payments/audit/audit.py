@@ -36,7 +36,6 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners_of_rows
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
-from mobilemoney_async.payments.records.rows import to_record
 
 _columns = payments.c
 _DAY = timedelta(days=1)
@@ -90,10 +89,9 @@ def _sent_between(
 ) -> list[PaymentRecord]:
     """Return the payments that were sent in a time, and may exist, and those in another state."""
     states = [str(each) for each in (*REUSABLE, PaymentState.CANCELLED) if each is not also]
-    here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
+    then = (_columns.sent_at >= start, _columns.sent_at < end)
     may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
-    rows = journal.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
-    return [to_record(row) for row in rows.all()]
+    return journal.records(*then, *where, may_exist, order_by=[_columns.sent_at])
 
 
 async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Comparison) -> list[Difference]:

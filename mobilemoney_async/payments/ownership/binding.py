@@ -40,7 +40,6 @@ from mobilemoney_async.payments.ownership.matching import Match, Spellings, matc
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
-from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.payments.records.statements import CONFLICTS
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -325,14 +324,7 @@ def _host(base_url: str) -> str:
 
 def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     """Return the newest payment with a transaction that was acknowledged to us until a time, or else the oldest one."""
-    columns = payments.c
-    own = sa.select(payments).where(
-        *(columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)),
-    )
-    settled = own.where(columns.sent_at <= settled_at).order_by(columns.sent_at.desc())
-    oldest = own.where(columns.sent_at.is_not(None)).order_by(columns.sent_at)
-    for each in (settled, oldest):
-        row = journal.execute(each.limit(1)).one_or_none()
-        if row is not None:
-            return to_record(row)
-    return None
+    sent_at, own = payments.c.sent_at, (payments.c.transaction_id.is_not(None), payments.c.is_adopted.is_(False))
+    found = journal.records(*own, sent_at <= settled_at, order_by=[sent_at.desc()], limit=1)
+    found = found or journal.records(*own, sent_at.is_not(None), order_by=[sent_at], limit=1)
+    return found[0] if found else None

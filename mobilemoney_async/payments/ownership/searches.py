@@ -17,7 +17,6 @@ from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
 from mobilemoney_async.payments.records.record import PaymentRecord
-from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.payments.records.unmatched import explained, lost_ids
 
 _DAY = timedelta(days=1)
@@ -31,9 +30,7 @@ _columns = payments.c
 def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
     """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
     start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
-    here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
-    statements = (sa.select(payments).where(here, each, is_of_them) for each in SEARCHABLE)
-    return [to_record(row) for statement in statements for row in journal.execute(statement)]
+    return [found for each in SEARCHABLE for found in journal.records(each, _columns.ended_at.between(start, end))]
 
 
 def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
@@ -41,11 +38,8 @@ def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
 
     Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
     """
-    here = _columns.account == journal.account
     is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_DAY)
-    wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
-    rows = (row for each in wanted for row in journal.execute(sa.select(payments).where(here, each)))
-    return [to_record(row) for row in rows]
+    return [*journal.records(IS_UNIDENTIFIED), *journal.records(WAS_REFUSED_SOFTLY, is_recent)]
 
 
 def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:

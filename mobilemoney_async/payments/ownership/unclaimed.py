@@ -220,8 +220,7 @@ class UnclaimedObserver:
             values = {"status": shorten(str(row.status)), "number_digest": known}
             run(unmatched.update().where(here, _columns.transaction_id == row.id).values(values))
         thin(journal, now)
-        strangers = sa.select(sa.func.count()).select_from(unmatched).where(here, IS_OPEN, ~_columns.is_lost)
-        count, is_full = run(strangers).scalar_one(), False
+        count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
         for row, due_at in fresh:
             like = find_attempt(journal, row, self._ahead)
@@ -267,14 +266,7 @@ class UnclaimedObserver:
 
     def _count_others(self, journal: Journal, now: datetime) -> None:
         """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
-        here = (
-            _columns.account == journal.account,
-            _columns.is_foreign,
-            _columns.first_seen_at >= now - _WEEK,
-            ~IS_OWNED,
-        )
-        count = journal.execute(sa.select(sa.func.count()).select_from(unmatched).where(*here)).scalar_one()
-        if count < _PROOF:
+        if journal.count(unmatched, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK, ~IS_OWNED) < _PROOF:
             return
         known_until = journal.lock_account().others_until  # another process may have said so by now
         journal.change_account(others_until=now + _MONTH)

@@ -90,9 +90,7 @@ def make_retry(
         named = [*reasons[:_MOST_NAMED], *(["and more"] if reasons[_MOST_NAMED:] else [])]
         said = f"no line of batch {parent!r} can be paid again"
         raise nothing_changed(f"{said} ({'; '.join(named)})")
-    of_parent = (batches.c.account == journal.account, batches.c.parent == batch.id)
-    earlier = journal.execute(sa.select(sa.func.count()).select_from(batches).where(*of_parent))
-    number = earlier.scalar_one() + 1
+    number = journal.count(batches, batches.c.parent == batch.id) + 1
     rows = [_row(line, f"{batch.id}-retry-{number}-{line.line}") for line, _ in taken]
     made = insert_batch(
         journal,

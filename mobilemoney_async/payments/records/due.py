@@ -128,16 +128,16 @@ def neighbours(
     """
     assert record.sent_at is not None
     at, ended_at = record.sent_at, record.ended_at or record.sent_at
-    known = (_columns.account == journal.account, _columns.type == str(record.type), *comparable(_columns))
+    known = (_columns.type == str(record.type), *comparable(_columns))
     sides = (
         (_columns.sent_at.between(at - _COMPARED, at), _columns.ended_at <= at, _columns.sent_at.desc()),
         (_columns.sent_at.between(ended_at, at + _COMPARED), _columns.ended_at <= settled_at, _columns.sent_at),
     )
-    nearest = (
-        sa.select(payments).where(*known, near, has_ended).order_by(order).limit(most)
+    return [
+        found
         for near, has_ended, order in sides
-    )
-    return [to_record(row) for statement in nearest for row in journal.execute(statement)]
+        for found in journal.records(*known, near, has_ended, order_by=[order], limit=most)
+    ]
 
 
 def comparable(columns: Any) -> Sequence[sa.ColumnElement[bool]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, unmatched
+from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, payments, unmatched
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records import statements as sql
@@ -123,6 +123,16 @@ class Journal:
         """Return the record of a key, without its history."""
         row = self.row(key, lock=lock)
         return None if row is None else to_record(row)
+
+    def records(self, *where: Any, order_by: Sequence[Any] = (), limit: int | None = None) -> list[PaymentRecord]:
+        """Return the payments that meet some conditions, without their histories."""
+        statement = sa.select(payments).where(payments.c.account == self.account, *where)
+        return [to_record(row) for row in self.execute(statement.order_by(*order_by).limit(limit))]
+
+    def count(self, table: sa.Table, *where: Any) -> int:
+        """Return the number of the account's rows that meet some conditions."""
+        here = sa.select(sa.func.count()).select_from(table).where(table.c.account == self.account, *where)
+        return int(self.execute(here).scalar_one())
 
     def look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
         """Return the record of a request's key, and the acknowledgement if the payment exists.

@@ -170,9 +170,7 @@ def needing_someone(now: datetime) -> Sequence[sa.ColumnElement[bool]]:
 
 def unresolved(journal: Journal) -> list[PaymentRecord]:
     """Return the payments with an unknown result, contradicted ones, and those of the queue that need someone."""
-    here = sa.select(payments).where(_columns.account == journal.account)
-    others = [to_record(row) for each in (IS_CONTRADICTED, IS_KEPT) for row in journal.execute(here.where(each))]
-    found = [*select(journal, states=UNIDENTIFIED), *others]
+    found = [*select(journal, states=UNIDENTIFIED), *journal.records(IS_CONTRADICTED), *journal.records(IS_KEPT)]
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
@@ -224,10 +222,7 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
     except StoreError as exc:
         return StoreHealth(version=version, refusal=str(exc))
 
-    def count(table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
-        where = (table.c.account == account) & condition
-        return connection.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
-
+    count = Journal(connection, account).count
     unresolved = sum(count(payments, each) for each in needing_someone(now))
     clear_tokens, encrypted_tokens = (count(logins, logins.c.token.startswith(kind)) for kind in (CLEAR, ENCRYPTED))
     cannot_write = None
