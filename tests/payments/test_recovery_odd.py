@@ -100,14 +100,21 @@ async def test_an_imported_transaction_is_not_compared_by_its_time(world: World,
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=3), timedelta(hours=-3)], ids=str)
+@pytest.mark.parametrize("shows_clock", [True, False])
 async def test_what_no_list_has_shown_is_as_old_as_the_service_s_clock_says(
-    sqlite_file_url: str, ahead: timedelta
+    sqlite_file_url: str, ahead: timedelta, shows_clock: bool
 ) -> None:
-    """It may be a payment on its way for minutes, not for hours; the clock is that of the answer."""
+    """It may be a payment on its way for minutes, not for hours; the clock is that of own payments, or of an answer."""
     world = make_world(sqlite_file_url)
     let_run(world, ahead)
     async with world.client() as client:
         await world.pay(client, [order("collections")])
+        world.service.finish(world.service.payments[0])
+        if not shows_clock:
+            world.service.shows_clock = False
+            async with client.poller(timeout=60) as poller:
+                poller.track(world.service.payments[0].id)
+                await poller.wait(world.service.payments[0].id)
         made = world.service.make("collection", number(2), "5000")
         with pytest.raises(StoreError, match="on its way"):
             await client.payments.recover({"till": made.id}, note="Asha: our books")

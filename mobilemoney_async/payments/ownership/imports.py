@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import attrs
+import sqlalchemy as sa
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -20,13 +21,16 @@ from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, StoreErro
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
+    Skew,
     contradictions,
     estimate_skew,
+    own_samples,
     query_for,
     read_sample,
 )
 from mobilemoney_async.payments.ownership.reconciliation import adopt
 from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.due import comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
@@ -39,6 +43,8 @@ from mobilemoney_async.values import normalise_amount, normalise_phone_number, v
 # Transactions that are fetched one by one, rather than listed.
 _FEW = 10
 _DAY = timedelta(days=1)
+# Own payments that show the service's clock, and how old they may be.
+_WITNESSES, _WEEK = 5, timedelta(days=7)
 
 
 async def import_transactions(
@@ -94,7 +100,7 @@ def _import(
         raise _refused(f"transaction {name} is payment {owner.key!r} already")
     known, made_at = lines_of(journal, [name]).get(name), transaction.created_at
     if known is None or known.shown.status == "":  # no list has shown it
-        skew = estimate_skew(dates)
+        skew = _own_skew(journal, now) or estimate_skew(dates)
         settled_at = None if made_at is None else shift(made_at, wait - (skew.low if skew else timedelta(0)))
         is_young, kind = settled_at is not None and now < settled_at, transaction.type
     else:
@@ -127,6 +133,15 @@ def _import_again(
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
     take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
     return journal.find(record.key) or record
+
+
+def _own_skew(journal: Journal, now: datetime) -> Skew | None:
+    """Return how far the service's clock is ahead, as the latest own payments with a final state show it."""
+    columns = payments.c
+    recent = columns.sent_at.between(shift(now, -_WEEK), now), columns.transaction.is_not(None)
+    latest = sa.select(payments).where(columns.account == journal.account, *recent, *comparable(columns))
+    found = journal.execute(latest.order_by(columns.sent_at.desc()).limit(_WITNESSES))
+    return estimate_skew(own_samples((each, each.transaction) for each in map(to_record, found)))
 
 
 def assign(

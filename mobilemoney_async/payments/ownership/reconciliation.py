@@ -28,9 +28,13 @@ from mobilemoney_async.payments.ownership.evidence import STEADY, Evidence, Verd
 from mobilemoney_async.payments.ownership.matching import (
     PaymentQuery,
     Skew,
+    estimate_skew,
+    is_within,
     may_be_within,
+    own_samples,
     query_for,
 )
+from mobilemoney_async.payments.records.due import neighbours
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
@@ -249,19 +253,26 @@ def adopt(
     if isinstance(adopted, StoreError):
         return adopted
     record_seen(journal, transaction, source=source, at=at)
-    if source is Source.PERSON and not _is_of_request(record, transaction):
+    if source is Source.PERSON and not _is_of_request(journal, record, transaction, at=at):
         journal.update(record.key, {"ended_at": None})  # so no listing is compared with it
     look_again(journal, transaction.id, at=at)
     return journal.find(record.key) or adopted
 
 
-def _is_of_request(record: PaymentRecord, transaction: Transaction) -> bool:
-    """Return whether a transaction that someone names may be of a payment's own request, by its time and our clock.
+def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transaction, *, at: datetime) -> bool:
+    """Return whether a transaction that someone names may be of a payment's own request, by its time.
 
-    After a restored backup it may be of one that the store has forgotten.
+    After a restored backup it may be of one that the store has forgotten. Without own payments around it, whose final
+    states show the service's clock, that counts as ours.
     """
-    start, end = query_for(record).window(None)
-    return record.ended_at is not None and may_be_within(transaction, shift(start, -STEADY), shift(end, STEADY))
+    if record.ended_at is None:  # the store knows of no request
+        return False
+    if transaction.created_at is None:
+        return True
+    around = neighbours(journal, record, settled_at=at)
+    samples = own_samples((each, each.transaction) for each in around)
+    start, end = query_for(record).window(estimate_skew(samples))
+    return is_within(transaction, shift(start, -STEADY), shift(end, STEADY))
 
 
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
