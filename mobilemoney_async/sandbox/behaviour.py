@@ -19,6 +19,11 @@ ListOrder = Literal["newest-first", "oldest-first"]
 _seconds: "Callable[[Any, attrs.Attribute[float], float], Any]" = validators.ge(0.0)
 
 
+def _percent(instance: object, attribute: "attrs.Attribute[Decimal]", value: object) -> None:
+    if not (isinstance(value, Decimal) and 0 <= value <= 100):
+        raise ValueError(f"{attribute.name} must be a Decimal from 0 to 100")
+
+
 @attrs.frozen(kw_only=True)
 class Choices:
     """Choices of the sandbox for every point that the contract leaves open.
@@ -90,8 +95,8 @@ class Choices:
     late_delay: float = attrs.field(default=180.0, validator=_seconds)
     prompt_lifetime: float = attrs.field(default=120.0, validator=_seconds)
     hidden_for: float = attrs.field(default=90.0, validator=_seconds)
-    merchant_fee_percent: Decimal = Decimal("1.5")
-    customer_fee_percent: Decimal = Decimal("0.5")
+    merchant_fee_percent: Decimal = attrs.field(default=Decimal("1.5"), validator=_percent)
+    customer_fee_percent: Decimal = attrs.field(default=Decimal("0.5"), validator=_percent)
 
 
 @attrs.frozen(kw_only=True)

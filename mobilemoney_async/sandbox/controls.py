@@ -53,6 +53,8 @@ class Controls:
     ) -> None:
         if not (math.isfinite(speed) and speed > 0):
             raise ValueError("speed must be a positive number")
+        if not isinstance(choices, Choices | None):
+            raise TypeError("choices must be Choices(...)")
         self.speed: float = speed
         clock = Clock(now)
         engine = Engine(

@@ -47,7 +47,7 @@ class Sandbox(Controls):
     Raises:
         ValueError: `speed` is not a positive number, `balance` is negative or not a number, `now` is naive, or
             `merchants` is out of its range.
-        TypeError: `balance` is a float, or `by_hand` is not a bool.
+        TypeError: `balance` is a float, `choices` is no `Choices`, or `by_hand` is not a bool.
     """
 
     @property

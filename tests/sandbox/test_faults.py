@@ -1,6 +1,7 @@
 """Scripted faults, through the pure engine."""
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -221,7 +222,19 @@ def test_the_same_seed_gives_the_same_service() -> None:
     assert history(3) == history(3) != history(4)
 
 
-@pytest.mark.parametrize("field", ["default_page_size", "median_delay", "status_rate_limit_exceeded", "list_lag"])
-def test_choices_out_of_range_are_refused(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("default_page_size", -1),
+        ("median_delay", -1),
+        ("status_rate_limit_exceeded", -1),
+        ("list_lag", -1),
+        ("merchant_fee_percent", 1.5),
+        ("customer_fee_percent", Decimal(-1)),
+    ],
+)
+def test_choices_out_of_range_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        Choices(**{field: -1})  # type: ignore[arg-type]
+        Choices(**{field: value})
+    with pytest.raises(TypeError, match="choices"):
+        Sandbox(choices={field: value})  # type: ignore[arg-type]
