@@ -348,7 +348,7 @@ class Beginning:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
         require_active(journal, found.account_state)
-        if not self.guard.has(found.number_key):  # the store went back to before the account's first payment
+        if not self.guard.has(found.account_number_key):  # the store went back to before the account's first payment
             checks = self.guard.parameters(journal, self.request, checks["of_now"])
             found = journal.execute(_CHECKS, checks).one()
         if found.turned is not None and (turned := journal.find(found.turned)) is not None:

@@ -35,8 +35,8 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.ownership.comparison import AccountFacts, must_compare
-from mobilemoney_async.payments.ownership.lives import go_on
 from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.searches import go_on
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest

@@ -29,8 +29,8 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, payments, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
-from mobilemoney_async.payments.ownership.lives import begin_life
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
+from mobilemoney_async.payments.ownership.searches import begin_life
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
 from mobilemoney_async.payments.records.journal import HAS_TURNED, Journal
 from mobilemoney_async.payments.records.next_steps import explain, recover
@@ -38,6 +38,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.rows import digest
+from mobilemoney_async.payments.records.statements import account_column
 from mobilemoney_async.payments.records.unmatched import (
     FAILED,
     IS_OPEN,
@@ -88,12 +89,7 @@ SUSPECT: sa.ColumnElement[str | None] = (
 """Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
 
 
-NUMBER_KEY: sa.Label[Any] = (
-    sa.select(accounts.c.number_key)
-    .where(accounts.c.account == sa.bindparam("of_account"))
-    .scalar_subquery()
-    .label("number_key")
-)
+NUMBER_KEY: sa.Label[Any] = account_column("number_key")
 """The account's secret key of the digests, as a column of another statement."""
 
 _earlier = payments.alias()

@@ -46,9 +46,8 @@ from mobilemoney_async.payments.ownership.comparison import (
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
 from mobilemoney_async.payments.ownership.evidence import Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
-from mobilemoney_async.payments.ownership.lives import add_lost_time, begin_life, find_lives
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
-from mobilemoney_async.payments.ownership.searches import read_row_facts
+from mobilemoney_async.payments.ownership.searches import add_lost_time, begin_life, find_lives, read_row_facts
 from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_state import RESTORED

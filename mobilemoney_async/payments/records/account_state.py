@@ -16,6 +16,7 @@ from mobilemoney_async.database.schema import accounts, erasures, insert_missing
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.statements import account_column
 from mobilemoney_async.text import printable, redact
 
 WHOLE_ACCOUNT = "account"
@@ -24,12 +25,7 @@ WHOLE_ACCOUNT = "account"
 RESTORED: Mapping[str, Any] = {"known_until": None, "again_at": None, "went_backwards": True}
 """Columns of an account whose store was restored, beside the time of the word: what an earlier one has left is over."""
 
-STATE: sa.Label[Any] = (
-    sa.select(accounts.c.state)
-    .where(accounts.c.account == sa.bindparam("of_account"))
-    .scalar_subquery()
-    .label("account_state")
-)
+STATE: sa.Label[Any] = account_column("state")
 """State of the account `of_account`, None if it is active, as a column of another statement."""
 
 

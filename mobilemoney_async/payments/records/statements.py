@@ -20,6 +20,14 @@ BY_KEY = PAYMENTS.where(_columns.key == sa.bindparam("of_key"))
 BY_KEY_LOCKED = BY_KEY.with_for_update()
 BY_KEY_IF_FREE = BY_KEY.with_for_update(skip_locked=True)
 ACCOUNT = sa.select(accounts).where(accounts.c.account == sa.bindparam("of_account"))
+
+
+def account_column(name: str) -> sa.Label[Any]:
+    """Return a column of the account `of_account`, None before its first payment, as one of another statement."""
+    here = accounts.c.account == sa.bindparam("of_account")
+    return sa.select(accounts.c[name]).where(here).scalar_subquery().label(f"account_{name}")
+
+
 DUPLICATE = PAYMENTS.where(
     _columns.type == sa.bindparam("of_type"),
     _columns.phone_number == sa.bindparam("of_phone_number"),

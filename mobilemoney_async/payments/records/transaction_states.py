@@ -11,20 +11,19 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED, is_same_payment
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import accounts, payments
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns
-from mobilemoney_async.payments.records.statements import PAYMENTS
+from mobilemoney_async.payments.records.statements import PAYMENTS, account_column
 from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import valid_name
 
-_MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
 _BY_TRANSACTION_LOCKED = (
-    PAYMENTS.add_columns(_MERCHANT.label("merchant_id"))
+    PAYMENTS.add_columns(account_column("merchant_id"))
     .where(payments.c.transaction_id == sa.bindparam("of_transaction"))
     .with_for_update()
 )
@@ -61,7 +60,7 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
         journal.record(row.key, PaymentEvent.FINISH, *final, at=at, source=source, detail=status, values=values)
     else:
         journal.change(row.key, values)
-    if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
+    if transaction.is_final and transaction.merchant_id and not row.account_merchant_id and not row.is_adopted:
         # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
         journal.change_account(merchant_id=transaction.merchant_id)
     return None
@@ -103,7 +102,7 @@ def _hold_open(journal: Journal, row: sa.Row[Any], reason: Reason, *, source: So
 
 def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
     """Return why a transaction cannot be that of a payment's row, or None."""
-    if transaction.merchant_id and row.merchant_id not in {None, "", transaction.merchant_id}:
+    if transaction.merchant_id and row.account_merchant_id not in {None, "", transaction.merchant_id}:
         return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
     if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
         return None
