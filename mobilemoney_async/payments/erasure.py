@@ -201,8 +201,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
         # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
         for batch in run(sa.select(batch_lines.c.batch).where(*of_line).distinct()).scalars().all():
-            here = (batches.c.account == journal.account, batches.c.id == batch)
-            run(batches.update().where(*here).values(digest=secrets.token_hex(32)))
+            journal.change_rows(batches, batches.c.id == batch, values={"digest": secrets.token_hex(32)})
         lines = batch_lines.update().where(*of_line).values(phone_number=marked, info=None)
         rows[batch_lines.name] += run(lines).rowcount
         ids = marked_ones.with_only_columns(_columns.transaction_id)
@@ -245,7 +244,6 @@ def _without_number(kind: type[Any], text: str | None) -> str | None:
 
 def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Erasure:
     """List an erasure; one that is repeated shows its last time."""
-    here = (erasures.c.account == journal.account, erasures.c.digest == name)
-    if not journal.execute(erasures.update().where(*here).values(at=at)).rowcount:
+    if not journal.change_rows(erasures, erasures.c.digest == name, values={"at": at}):
         journal.insert(erasures, digest=name, at=at)
     return Erasure(account=journal.account, digest=name, at=at, rows=dict(+rows))

@@ -268,8 +268,7 @@ def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
     """Let payments that are still queued wait until a time, or for as long as they do anyway."""
     is_sooner = sa.or_(_columns.not_before.is_(None), _columns.not_before < until)
     for some in chunks(keys):
-        here = (_columns.account == journal.account, _columns.key.in_(some), IS_QUEUED, is_sooner)
-        journal.execute(payments.update().where(*here).values(not_before=until))
+        journal.change_rows(payments, _columns.key.in_(some), IS_QUEUED, is_sooner, values={"not_before": until})
 
 
 def cancel(

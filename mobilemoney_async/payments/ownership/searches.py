@@ -31,10 +31,9 @@ _KEPT = timedelta(days=30)
 
 def go_on(journal: Journal, now: datetime) -> None:
     """Write that the latest life goes on, unless it has ended."""
-    here = lives.c.account == journal.account
-    latest = sa.select(sa.func.max(lives.c.began_at)).where(here).scalar_subquery()
+    latest = sa.select(sa.func.max(lives.c.began_at)).where(lives.c.account == journal.account).scalar_subquery()
     is_open = (lives.c.began_at == latest, lives.c.until.between(now - CONTACT, now))
-    journal.execute(lives.update().where(here, *is_open).values(until=now))
+    journal.change_rows(lives, *is_open, values={"until": now})
 
 
 def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:

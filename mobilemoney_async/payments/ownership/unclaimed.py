@@ -212,13 +212,12 @@ class UnclaimedObserver:
         Returns:
             The lines to report; the due ones that an open attempt may have made; and whether others had no room.
         """
-        run, here = journal.execute, _columns.account == journal.account
         for row in changed:
             number = international(row.phone_number)
             shown = None if number is None else digest(account.number_key, number)
             known = sa.func.coalesce(_columns.number_digest, shown)
             values = {"status": shorten(str(row.status)), "number_digest": known}
-            run(unmatched.update().where(here, _columns.transaction_id == row.id).values(values))
+            journal.change_rows(unmatched, _columns.transaction_id == row.id, values=values)
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
@@ -250,10 +249,11 @@ class UnclaimedObserver:
         lines = find_lines(journal, IS_OPEN)
         left = {each.id for each in surplus(lines, open_attempts(journal), account.number_key)}
         due = [each for each in lines if each.told_at is None and each.due_at <= now]
-        told, note = list[UnclaimedTransaction](), unmatched.update().where(here, _columns.told_at.is_(None))
+        told, is_untold = list[UnclaimedTransaction](), _columns.told_at.is_(None)
         for each in (each.shown for each in due if each.id in left):
+            is_it = _columns.transaction_id == each.transaction_id
             # Another process may have done so since the line was read.
-            if run(note.where(_columns.transaction_id == each.transaction_id).values(told_at=now)).rowcount:
+            if journal.change_rows(unmatched, is_it, is_untold, values={"told_at": now}):
                 journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
                 told.append(each)
         return told, [each for each in due if each.id not in left], is_full
@@ -338,6 +338,6 @@ def record_lost(
     flags = {"is_lost": True, "went_backwards": went_backwards}
     count = sum(add_line(journal, row, key, first_at=now, due_at=now, now=now, flags=flags) for row in rows)
     for some in chunks([*(row.id for row in rows), *(line.id for line in lines)]):
-        here = (_columns.account == journal.account, _columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
-        count += journal.execute(unmatched.update().where(*here).values(flags)).rowcount
+        is_new = (_columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
+        count += journal.change_rows(unmatched, *is_new, values=flags)
     return count

@@ -99,8 +99,7 @@ def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
 
 def change_row(journal: Journal, id: str, **values: Any) -> None:
     """Change columns of a batch."""
-    here = (batches.c.account == journal.account, batches.c.id == id)
-    journal.execute(batches.update().where(*here).values(values))
+    journal.change_rows(batches, batches.c.id == id, values=values)
 
 
 def hand_over(journal: Journal, id: str) -> None:
@@ -116,8 +115,8 @@ def hand_over(journal: Journal, id: str) -> None:
     may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
     for batch, names in keys.items():
         for some in chunks(names):
-            which = (payments.c.account == journal.account, payments.c.batch == id, payments.c.key.in_(some))
-            journal.execute(payments.update().where(*which, may_be_sent).values(batch=batch))
+            which = (payments.c.batch == id, payments.c.key.in_(some), may_be_sent)
+            journal.change_rows(payments, *which, values={"batch": batch})
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:

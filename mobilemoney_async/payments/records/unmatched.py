@@ -179,9 +179,8 @@ def explain(
     said = {"explained_at": at, "note": shorten(note), "explained_by": by and shorten(by), "changed_at": at}
     nothing = dict.fromkeys(("type", "shown_number", "status"), "") | {"amount": "0"}
     journal.insert(unmatched, transaction_id=transaction_id, **nothing, **said, first_seen_at=at, due_at=at)
-    here = (_columns.account == journal.account, _columns.transaction_id == transaction_id)
     may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
-    if not journal.execute(unmatched.update().where(*here, may_explain).values(said)).rowcount:
+    if not journal.change_rows(unmatched, _columns.transaction_id == transaction_id, may_explain, values=said):
         return None
     return lines_of(journal, [transaction_id])[transaction_id].shown
 
@@ -191,10 +190,10 @@ def thin(journal: Journal, now: datetime) -> None:
 
     And the digest: by that an erasure of the number finds the word.
     """
-    is_old = (_columns.account == journal.account, _columns.changed_at < now - _KEPT)
-    journal.execute(unmatched.delete().where(*is_old, _columns.explained_at.is_(None), IS_OWNED))
+    here, is_old = _columns.account == journal.account, _columns.changed_at < now - _KEPT
+    journal.execute(unmatched.delete().where(here, is_old, _columns.explained_at.is_(None), IS_OWNED))
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
-    journal.execute(unmatched.update().where(*is_old, *of_explained).values(shown_number=""))
+    journal.change_rows(unmatched, is_old, *of_explained, values={"shown_number": ""})
 
 
 def to_line(row: sa.Row[Any]) -> Line:
