@@ -18,9 +18,12 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     PaymentState,
+    SQLStore,
     StoreError,
 )
 from mobilemoney_async.events import StoreBehind
+from mobilemoney_async.payments.records.account_state import note_restored
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import killed_at_end
 from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
 from tests.payments.test_recovery import dump, replace
@@ -376,6 +379,26 @@ async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> No
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
         await is_stopped(world, client, second)
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["account", "database"])
+async def test_a_word_about_a_backup_from_before_the_first_payment(world: World, kind: str, *, of_all: bool) -> None:
+    """A store that knows of no payment may have forgotten all of them, however long ago they were made."""
+    async with world.client() as client:
+        await client.payments.reconcile()  # the account is known
+        tables = dump(world.url)
+        await world.pay(client, [first := order(kind, "order-1")])
+    await restore(world, tables, 2 * HOUR)
+    async with world.client() as client:
+        if of_all:
+            parts = account_store(SQLStore(world.url))
+            await parts.decide(lambda journal, at: note_restored(journal.connection, "Asha: noon", at), world.utcnow)
+        else:
+            await client.payments.restored(note="Asha restored the backup of noon")
+        await is_stopped(world, client, first)
+        await anyio.sleep(2 * GRACE)
+        await is_stopped(world, client, first)
+        await world.pay(client, [order(kind, "new", 200)])
 
 
 async def test_a_second_restored_backup_is_waited_for_as_the_first(world: World) -> None:

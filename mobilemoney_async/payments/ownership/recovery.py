@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 import anyio
@@ -50,7 +50,7 @@ from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, o
 from mobilemoney_async.payments.ownership.searches import add_lost_time, begin_life, find_lives, read_row_facts
 from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
-from mobilemoney_async.payments.records.account_state import RESTORED
+from mobilemoney_async.payments.records.account_state import BEFORE_ALL, RESTORED
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
@@ -64,8 +64,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _LEASE, _PAUSE = 30.0, 0.3
 # Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
 _BACKOFF, _PATIENCE = 10.0, 10.0
-# No payment of ours is older; an edited row may be, and the calendar has a first day.
-_NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
 _DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
@@ -432,4 +430,4 @@ def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
     """
     first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
     sent_at = _newest_owned(journal, until) or facts.first_record_at
-    return max(sent_at or journal.execute(first).scalar_one() or until, _NO_PAYMENT_YET)
+    return max(sent_at or journal.execute(first).scalar_one() or until, BEFORE_ALL)

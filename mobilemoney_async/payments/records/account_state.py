@@ -7,12 +7,12 @@ once the state is committed, whatever has waited for the rate limit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import accounts, erasures, insert_missing, payments
+from mobilemoney_async.database.schema import UTCDateTime, accounts, erasures, insert_missing, payments
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
@@ -22,8 +22,14 @@ from mobilemoney_async.text import printable, redact
 WHOLE_ACCOUNT = "account"
 """In place of a digest, in the list of erasures."""
 
-RESTORED: Mapping[str, Any] = {"known_until": None, "again_at": None, "went_backwards": True}
-"""Columns of an account whose store was restored, beside the time of the word: what an earlier one has left is over."""
+BEFORE_ALL: datetime = datetime(2001, 1, 1, tzinfo=UTC)
+"""Time before every payment."""
+
+_KNOWS_NOTHING = (accounts.c.first_record_at.is_(None), sa.literal(BEFORE_ALL, UTCDateTime))
+RESTORED: Mapping[str, Any] = {"known_until": sa.case(_KNOWS_NOTHING), "again_at": None, "went_backwards": True}
+"""Columns of an account whose store was restored, beside the time of the word: what an earlier one has left is over.
+
+One that knows of no payment may have forgotten all of them."""
 
 STATE: sa.Label[Any] = account_column("state")
 """State of the account `of_account`, None if it is active, as a column of another statement."""
