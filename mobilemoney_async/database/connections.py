@@ -102,7 +102,7 @@ class Connections:
         return driver
 
     def close(self) -> None:
-        """Close the connections that are idle. The next work opens new ones."""
+        """Close the connections, those in use when they are given back. The next work opens new ones."""
         with self._lock:
             if self._engine is not None:
                 _dispose(self._engine, self._pid)
@@ -165,6 +165,9 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
 
 
 def _dispose(engine: sa.Engine, pid: int) -> None:
-    """Close the idle connections, unless they are those of the process that this one was forked from."""
+    """Close all connections, unless they are those of the process that this one was forked from; one in use, later."""
     if os.getpid() == pid:
-        engine.dispose()
+        pool = engine.pool
+        engine.dispose()  # it has another pool from now on
+        sa.event.listen(pool, "checkin", lambda _, record: record.invalidate())
+        pool.dispose()  # of what was given back in between

@@ -508,6 +508,32 @@ async def test_a_closed_store_opens_again(store_url: str) -> None:
     store.close()
 
 
+def open_files(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open, as Linux lists them."""
+    links = (os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
+    return [each for each in links if each.startswith(str(folder))]
+
+
+@on_asyncio
+async def test_a_connection_in_use_while_its_store_is_closed_is_closed_after_it(tmp_path: Path) -> None:
+    """As where a worker ends while it reads: no file, or session of a server, is left to the garbage collector."""
+    database, reading, go_on = Database(f"sqlite:///{tmp_path}/p.db"), threading.Event(), threading.Event()
+
+    def read(connection: sa.Connection) -> int:
+        reading.set()
+        assert go_on.wait(PATIENCE)
+        return one(connection)
+
+    await database.write(one)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(database.read, read)
+        await anyio.to_thread.run_sync(reading.wait)
+        database.close()
+        assert open_files(tmp_path)
+        go_on.set()
+    assert not open_files(tmp_path)
+
+
 @on_asyncio
 async def test_a_server_that_drops_its_connections(postgres_url: str) -> None:
     """Connections that the server has closed are replaced, without an error."""
