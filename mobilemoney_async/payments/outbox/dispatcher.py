@@ -419,7 +419,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             emit(self._on_event, DispatcherPaused(reason=str(reason)))
 
     async def _unblock(self, kind: TransactionType) -> None:
-        if self._obstacles.remove(kind) or self._pause.until is not None:  # of this process, or one before
+        if self._obstacles.remove(kind) or (self._pause.until is not None and not any(self._obstacles)):
             await self._show()
 
     async def _show(self) -> None:
