@@ -76,7 +76,7 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
 
     Raises:
         MobileMoneyError: It holds none: `APIError` or a subclass for a refusal of the service, `ServerError` for a
-            5xx without a code of the contract, `UnexpectedResponse` for everything else.
+            5xx without a code of the contract, `UnexpectedResponse` for everything else (but a page under 401 or 429).
     """
     if not 200 <= answer.status_code < 300:
         raise _map_error(endpoint, answer, None)

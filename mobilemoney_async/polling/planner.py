@@ -98,7 +98,7 @@ class Planner:
     def hint(self, transaction_id: str, now: float) -> bool:
         """Note that a payment may have changed; return whether that brings the next request forward.
 
-        Hints may be forged: unknown ids are ignored, and so are hints beyond five at once and one a second.
+        Hints may be forged: unknown ids are ignored, and so is what `HintThrottle` does not let through.
         """
         payment = self._payments.get(transaction_id)
         if payment is None or payment.hinted_at is not None or not self._hints.take(payment, now):

@@ -98,7 +98,7 @@ async def follow(
 
 
 async def _note_silence(view: Watched, show: Callable[[], object]) -> None:
-    """Say so while the store takes long: a server that stands still may do so for ever."""
+    """Say so while the store takes long, as a server does that stands still."""
     while True:
         await anyio.sleep(_PAUSE)
         silence = anyio.current_time() - view.asked_at

@@ -167,7 +167,7 @@ class Binding:
         if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
             await self.save(host=self._host, credentials=name, merchant_id=None)
         elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
-            # One look-up at a time: those that wait for it find its result.
+            # One look-up at a time: those of the same client that wait for it find its result.
             async with self._store.locks.hold(("credentials", name)):
                 await self._bind(name)
             if name != await self._name_credentials():  # replaced in between: are those the merchant's?
