@@ -27,6 +27,10 @@ class OpenEnum(str, enum.Enum):
         self._name_, self._value_ = repr(shown_text(value))[1:-1], value
         return self
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[str]]:
+        # Early releases of Python 3.11 copy and pickle a member by its name, which others than the contract's lack.
+        return type(self), (str(self.value),)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}.{self.name}: {shown_text(self.value)!r}>"
 
