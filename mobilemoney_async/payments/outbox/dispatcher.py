@@ -176,7 +176,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @property
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
-        paused, finishes_at = self._paused or next((each.reason for each in self._obstacles), None), None
+        paused, finishes_at = self._paused or next((each.reason for each in self._obstacles.values()), None), None
         pause = self._pause if self._order is None else self._order
         if paused is None and pause.until is not None and self._utcnow() < pause.until:
             paused = pause.reason  # another process could not send
@@ -249,7 +249,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         types = [each for each in TransactionType if each not in tried and not self._obstacles.blocks(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:
-            ends = (each.until - now for each in self._obstacles if each.until > now)
+            ends = (each.until - now for each in self._obstacles.values() if each.until > now)
             return _LOOK if types else min([_WAIT, *ends])
         await self._begin(tasks, *found)
         return 0.0
@@ -419,13 +419,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             emit(self._on_event, DispatcherPaused(reason=str(reason)))
 
     async def _unblock(self, kind: TransactionType) -> None:
-        if self._obstacles.remove(kind) or (self._pause.until is not None and not any(self._obstacles)):
+        if self._obstacles.pop(kind, None) or (self._pause.until is not None and not self._obstacles):
             await self._show()
 
     async def _show(self) -> None:
         """Let other processes show why nothing is sent for a while."""
         pause, now = Pause(), anyio.current_time()
-        for each in self._obstacles:
+        for each in self._obstacles.values():
             pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
         try:
             await self._store.write(lambda journal: save_pause(journal, pause), share_key="")

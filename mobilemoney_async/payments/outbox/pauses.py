@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 
 import attrs
@@ -111,37 +110,20 @@ class Obstacle:
     pause: float
 
 
-@attrs.define
-class Obstacles:
+class Obstacles(dict[TransactionType, Obstacle]):
     """Types of which a dispatcher can send no payment for a while. Times are those of the loop's clock."""
-
-    _by_type: dict[TransactionType, Obstacle] = attrs.field(factory=dict, init=False)
-
-    def __iter__(self) -> Iterator[Obstacle]:
-        return iter(self._by_type.values())
-
-    def __contains__(self, kind: TransactionType) -> bool:
-        return kind in self._by_type
 
     def blocks(self, kind: TransactionType, now: float) -> bool:
         """Return whether no payment of a type may be tried yet."""
-        return kind in self._by_type and now < self._by_type[kind].until
+        return kind in self and now < self[kind].until
 
     def next_pause(self, kind: TransactionType) -> float:
         """Return how long a type pauses if it cannot be sent now, seconds: twice the time of its last pause."""
-        known = self._by_type.get(kind)
+        known = self.get(kind)
         return FIRST_PAUSE if known is None else min(2 * known.pause, LONGEST_PAUSE)
 
     def add(self, kind: TransactionType, reason: str, now: float) -> float:
         """Let a type pause from now on, and return for how long, seconds."""
         pause = self.next_pause(kind)
-        self._by_type[kind] = Obstacle(reason, now + pause, pause)
+        self[kind] = Obstacle(reason, now + pause, pause)
         return pause
-
-    def remove(self, kind: TransactionType) -> bool:
-        """Forget a type's obstacle, and return whether there was one."""
-        return self._by_type.pop(kind, None) is not None
-
-    def clear(self) -> None:
-        """Forget all obstacles."""
-        self._by_type.clear()
