@@ -89,7 +89,7 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     rows = _erase(journal, key, _numbers(journal))
     _erase_lines(journal, rows, sa.true(), sa.true())
     for table in (logins, subscriptions):
-        rows[table.name] = journal.execute(table.delete().where(table.c.account == journal.account)).rowcount
+        rows[table.name] = journal.delete_rows(table)
     values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None, "paused": None}
     journal.change_account(state=str(AccountState.REMOVED), state_at=at, **values)
     return _note(journal, WHOLE_ACCOUNT, rows, at)
@@ -195,21 +195,20 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         marked_ones = sa.select(_columns.key).where(
             _columns.account == journal.account, _columns.phone_number == marked
         )
-        of_entry = (history.c.account == journal.account, history.c.key.in_(marked_ones), history.c.detail.is_not(None))
+        of_entry = (history.c.key.in_(marked_ones), history.c.detail.is_not(None))
         of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
-        rows[history.name] += run(history.update().where(*of_entry, of_person).values(detail=_ERASED)).rowcount
+        rows[history.name] += journal.change_rows(history, *of_entry, of_person, detail=_ERASED)
         of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
         # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
         for batch in run(sa.select(batch_lines.c.batch).where(*of_line).distinct()).scalars().all():
-            journal.change_rows(batches, batches.c.id == batch, values={"digest": secrets.token_hex(32)})
-        lines = batch_lines.update().where(*of_line).values(phone_number=marked, info=None)
-        rows[batch_lines.name] += run(lines).rowcount
+            journal.change_rows(batches, batches.c.id == batch, digest=secrets.token_hex(32))
+        rows[batch_lines.name] += journal.change_rows(batch_lines, *of_line, phone_number=marked, info=None)
         ids = marked_ones.with_only_columns(_columns.transaction_id)
         is_own = unmatched.c.transaction_id.in_(ids)  # explained, since its final state has changed
         of_changes = retries.c.name.in_(marked_ones), retries.c.name.in_(ids)
         _erase_lines(journal, rows, sa.or_(unmatched.c.number_digest == digest(key, number), is_own), *of_changes)
-        of_message = (subscriptions.c.account == journal.account, subscriptions.c.transaction_id.in_(ids))
-        rows[subscriptions.name] += run(subscriptions.delete().where(*of_message, subscriptions.c.has_ended)).rowcount
+        of_message = (subscriptions.c.transaction_id.in_(ids), subscriptions.c.has_ended)
+        rows[subscriptions.name] += journal.delete_rows(subscriptions, *of_message)
     return rows
 
 
@@ -217,12 +216,11 @@ def _erase_lines(
     journal: Journal, rows: Counter[str], of_line: sa.ColumnElement[bool], *of_changes: sa.ColumnElement[bool]
 ) -> None:
     """Replace numbers and notes of unmatched transactions, and the errors of their changes and others; count them."""
-    here, run = (unmatched.c.account == journal.account, of_line), journal.execute
-    values = {"shown_number": sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED), "note": None}
-    rows[unmatched.name] += run(unmatched.update().where(*here, _IS_LEFT).values(values)).rowcount
-    of_change = sa.or_(retries.c.name.in_(sa.select(unmatched.c.transaction_id).where(*here)), *of_changes)
-    of_error = (retries.c.account == journal.account, of_change, retries.c.error.is_not(None))
-    rows[retries.name] += run(retries.update().where(*of_error).values(error=_ERASED)).rowcount
+    number = sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED)
+    rows[unmatched.name] += journal.change_rows(unmatched, of_line, _IS_LEFT, shown_number=number, note=None)
+    ids = sa.select(unmatched.c.transaction_id).where(unmatched.c.account == journal.account, of_line)
+    of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error.is_not(None))
+    rows[retries.name] += journal.change_rows(retries, *of_error, error=_ERASED)
 
 
 def _erase_of_lines(journal: Journal, name: str, at: datetime) -> Erasure:
@@ -244,6 +242,6 @@ def _without_number(kind: type[Any], text: str | None) -> str | None:
 
 def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Erasure:
     """List an erasure; one that is repeated shows its last time."""
-    if not journal.change_rows(erasures, erasures.c.digest == name, values={"at": at}):
+    if not journal.change_rows(erasures, erasures.c.digest == name, at=at):
         journal.insert(erasures, digest=name, at=at)
     return Erasure(account=journal.account, digest=name, at=at, rows=dict(+rows))

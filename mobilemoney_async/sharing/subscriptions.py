@@ -46,7 +46,8 @@ class LeaseRow:
 
 def look(journal: Journal) -> LeaseRow | None:
     """Return the row without locking it; None if there is none yet."""
-    row = journal.execute(sa.select(leases).where(*_here(journal))).one_or_none()
+    here = (leases.c.account == journal.account, leases.c.name == _NAME)
+    row = journal.execute(sa.select(leases).where(*here)).one_or_none()
     return None if row is None else _lease_row(row)
 
 
@@ -61,7 +62,7 @@ def save(journal: Journal, row: LeaseRow) -> None:
         "subscription_number": row.subscription_number,
         "message_number": row.message_number,
     }
-    journal.execute(leases.update().where(*_here(journal)).values(values))
+    journal.change_rows(leases, leases.c.name == _NAME, **values)
 
 
 def write_updates(
@@ -72,7 +73,7 @@ def write_updates(
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state. One that contradicts the payment's record ends the tracking as an error.
     """
-    run, columns = journal.execute, subscriptions.c
+    columns = subscriptions.c
     for each in said:
         final = each.transaction if each.transaction is not None and each.transaction.is_final else None
         if final is None and not is_holder:
@@ -82,18 +83,17 @@ def write_updates(
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
                 each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
-        here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
         message = _message(each) | {"message_number": row.message_number + 1}
-        sent = run(subscriptions.update().where(*here, ~columns.has_ended).values(message))
-        row.message_number += min(1, sent.rowcount)
+        here = (columns.transaction_id == each.transaction_id, ~columns.has_ended)
+        row.message_number += min(1, journal.change_rows(subscriptions, *here, **message))
 
 
 def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:
     """Return the messages to a poller after a number: those up to it have arrived, and their ended rows go."""
-    run, columns = journal.execute, subscriptions.c
-    mine = (columns.account == journal.account, columns.follower == follower)
-    run(subscriptions.delete().where(*mine, columns.has_ended, columns.message_number <= after))
-    rows = run(sa.select(subscriptions).where(*mine, columns.message_number > after).order_by(columns.message_number))
+    columns = subscriptions.c
+    journal.delete_rows(subscriptions, columns.follower == follower, columns.has_ended, columns.message_number <= after)
+    mine = (columns.account == journal.account, columns.follower == follower, columns.message_number > after)
+    rows = journal.execute(sa.select(subscriptions).where(*mine).order_by(columns.message_number))
     return [_update(row) for row in rows]
 
 
@@ -118,9 +118,8 @@ def write_subscriptions(
     new = [each for number, each in stated.items() if number not in known and number not in ended]
     if new:
         row.subscription_number += 1
-        own = (columns.account == journal.account, columns.follower == follower)
         for ids in chunks(each.transaction_id for each in new):
-            journal.execute(subscriptions.delete().where(*own, columns.transaction_id.in_(ids)))
+            journal.delete_rows(subscriptions, columns.follower == follower, columns.transaction_id.in_(ids))
         shared = {"account": journal.account, "number": row.subscription_number}
         journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, ahead)) | shared for each in new])
     return list(known.values())
@@ -148,19 +147,13 @@ def _moved(subscription: Subscription, by: timedelta) -> Subscription:
 def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
     """End the following of all payments of a poller."""
     row.subscription_number += 1
-    journal.execute(
-        subscriptions.update()
-        .where(
-            subscriptions.c.account == journal.account, subscriptions.c.follower == follower, ~subscriptions.c.has_ended
-        )
-        .values(number=row.subscription_number, until=at - _LONG_AGO)
-    )
+    own, until = (subscriptions.c.follower == follower, ~subscriptions.c.has_ended), at - _LONG_AGO
+    journal.change_rows(subscriptions, *own, number=row.subscription_number, until=until)
 
 
 def tidy(journal: Journal, *, at: datetime) -> None:
     """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
-    here = (subscriptions.c.account == journal.account, subscriptions.c.until < at)
-    journal.execute(subscriptions.delete().where(*here))
+    journal.delete_rows(subscriptions, subscriptions.c.until < at)
 
 
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:
@@ -200,7 +193,3 @@ def _lease_row(row: sa.Row[Any]) -> LeaseRow:
     return LeaseRow(
         lease=read_lease(row), subscription_number=row.subscription_number, message_number=row.message_number
     )
-
-
-def _here(journal: Journal) -> tuple[sa.ColumnElement[bool], ...]:
-    return leases.c.account == journal.account, leases.c.name == _NAME

@@ -7,7 +7,7 @@ waits. A change that was handed out ten times in vain is parked, and its payment
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -98,8 +98,9 @@ class ConsumerTable:
         Raises:
             StoreError: There is no such consumer, and no `start` to make it with.
         """
-        statement = sa.select(consumers).where(*self._here()).with_for_update()
-        row: sa.Row[Any] | None = self._run(statement).one_or_none()
+        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
+        statement = sa.select(consumers).where(*here).with_for_update()
+        row = self.journal.execute(statement).one_or_none()
         if row is not None:
             return row
         if start is None:
@@ -109,8 +110,7 @@ class ConsumerTable:
         self.journal.lock_account()
         number = 0 if start == "oldest" else feed.last
         self.journal.insert(consumers, name=self.name, used_at=now, number=number)
-        made: sa.Row[Any] = self._run(statement).one()
-        return made
+        return self.journal.execute(statement).one()
 
     def take(
         self,
@@ -128,7 +128,7 @@ class ConsumerTable:
         The change that another reader has `tried` first, if it is not done, comes again after a pause: its handler may
         have ended the process.
         """
-        held = self._run(self._retries(sa.or_(_WAITS, retries.c.number > after))).all()
+        held = self._retries(sa.or_(_WAITS, retries.c.number > after))
         lagging = {each.name: each for each in held if each.next_at is not None}
         done_with = {each.number for each in held if each.next_at is None}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
@@ -150,8 +150,8 @@ class ConsumerTable:
             self._pass(fresh[0].number - 1 if fresh else upto)
         first = fresh[0].number if fresh else row.tried
         if first != row.tried or row.used_at < now - _NOTED:
-            self._update(tried=first, used_at=now)
-        next_at = self._run(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
+            self._change_own(tried=first, used_at=now)
+        next_at = self.journal.execute(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
         return Delivery(
             again=read_some(self.journal, feed, again, reader=reader),
             fresh=fresh,
@@ -176,14 +176,14 @@ class ConsumerTable:
     def done(self, number: int, again: Collection[int], now: datetime, *, upto: int) -> None:
         """Note that all fresh changes up to a number are handled, or held back, and some that came again."""
         self._pass(number)
-        for row in self._run(self._retries(retries.c.number.in_(again))).all() if again else ():
+        for row in self._retries(retries.c.number.in_(again)) if again else ():
             self._forget(row.number)
             if row.next_at is not None:  # else its payment has gone on already
                 self._go_on(row, now, upto=upto)
 
     def close(self) -> None:
         """Note that the reader has ended by itself, whatever it has left."""
-        self._update(tried=None)
+        self._change_own(tried=None)
 
     def failed(self, number: int, now: datetime, error: str, *, upto: int, is_next: bool) -> bool:
         """Note that a change failed, and hold back its payment; return whether it is parked now.
@@ -195,7 +195,7 @@ class ConsumerTable:
             upto: The number of the last change that was looked at.
             is_next: Whether all changes before it are handled, or held back.
         """
-        row = self._run(self._retries(retries.c.number == number)).one_or_none()
+        row = next(iter(self._retries(retries.c.number == number)), None)
         if row is None:
             self._hold(number, now, error)
             if is_next:
@@ -208,13 +208,13 @@ class ConsumerTable:
         return True
 
     def _pass(self, number: int) -> None:
-        self._run(consumers.update().where(*self._here(), consumers.c.number < number).values(number=number))
+        self._change_own(consumers.c.number < number, number=number)
 
     def _hold(self, number: int, now: datetime, error: str) -> None:
         """Hold back a payment at a change, unless an earlier one holds it back already."""
         name = sa.select(changes.c.name).where(changes.c.account == self.journal.account, changes.c.number == number)
         is_same = retries.c.name == name.scalar_subquery()
-        first = self._run(self._retries(sa.and_(is_same, _WAITS))).one_or_none()
+        first = next(iter(self._retries(is_same, _WAITS)), None)
         if first is not None and first.number < number:
             return
         if first is not None:
@@ -222,11 +222,11 @@ class ConsumerTable:
         self._wait(name.scalar_subquery(), number, tries=1, next_at=now + pause(1), error=error)
 
     def _wait(self, name: Any, number: int, **values: Any) -> None:
-        values |= {"account": self.journal.account, "consumer": self.name, "name": name, "number": number}
-        self._run(retries.insert().values(**values))
+        place = {"account": self.journal.account, "consumer": self.name, "name": name, "number": number}
+        self.journal.execute(retries.insert().values(place | values))
 
     def _forget(self, number: int) -> None:
-        self._run(retries.delete().where(*self._mine(), retries.c.number == number))
+        self.journal.delete_rows(retries, retries.c.consumer == self.name, retries.c.number == number)
 
     def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
         self._change(row.number, next_at=None)
@@ -238,27 +238,21 @@ class ConsumerTable:
         here = (columns.account == self.journal.account, columns.name == row.name)
         is_parked = sa.exists().where(*self._mine(), retries.c.number == columns.number)
         passed = (columns.number > row.number, columns.number <= upto, ~is_parked)
-        number = self._run(sa.select(sa.func.min(columns.number)).where(*here, *passed)).scalar_one()
+        number = self.journal.execute(sa.select(sa.func.min(columns.number)).where(*here, *passed)).scalar_one()
         if number is not None:
             self._wait(row.name, number, tries=0, next_at=now)
 
-    def _retries(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        return sa.select(retries).where(*self._mine(), condition)
+    def _retries(self, *where: Any) -> Sequence[sa.Row[Any]]:
+        return self.journal.execute(sa.select(retries).where(*self._mine(), *where)).all()
 
     def _mine(self) -> tuple[sa.ColumnElement[bool], ...]:
         return retries.c.account == self.journal.account, retries.c.consumer == self.name
 
     def _change(self, number: int, **values: Any) -> None:
-        self._run(retries.update().where(*self._mine(), retries.c.number == number).values(**values))
+        self.journal.change_rows(retries, retries.c.consumer == self.name, retries.c.number == number, **values)
 
-    def _here(self) -> tuple[sa.ColumnElement[bool], ...]:
-        return consumers.c.account == self.journal.account, consumers.c.name == self.name
-
-    def _update(self, **values: Any) -> None:
-        self._run(consumers.update().where(*self._here()).values(**values))
-
-    def _run(self, statement: Any, parameters: Any = None) -> Any:
-        return self.journal.execute(statement, parameters)
+    def _change_own(self, *where: Any, **values: Any) -> None:
+        self.journal.change_rows(consumers, consumers.c.name == self.name, *where, **values)
 
 
 def _is_before(entry: FeedEntry, lagging: Mapping[str, sa.Row[Any]]) -> bool:
@@ -292,9 +286,8 @@ def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
 
 def forget_consumer(journal: Journal, name: str) -> bool:
     """Delete a consumer and its place; return whether there was one."""
-    journal.execute(retries.delete().where(retries.c.account == journal.account, retries.c.consumer == name))
-    gone = consumers.delete().where(consumers.c.account == journal.account, consumers.c.name == name)
-    return bool(journal.execute(gone).rowcount)
+    journal.delete_rows(retries, retries.c.consumer == name)
+    return bool(journal.delete_rows(consumers, consumers.c.name == name))
 
 
 def pause(tries: int) -> timedelta:

@@ -151,8 +151,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
             require_known(made.version)
             require_active(journal, made.account_state)
         except MobileMoneyError:  # the merchant's own transaction may go on after it
-            here = (_columns.account == journal.account, _columns.key == request.key)
-            journal.execute(payments.delete().where(*here))
+            journal.delete_rows(payments, _columns.key == request.key)
             raise
         _announce(journal, [request.key], at)
         return to_record(made)
@@ -268,7 +267,7 @@ def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
     """Let payments that are still queued wait until a time, or for as long as they do anyway."""
     is_sooner = sa.or_(_columns.not_before.is_(None), _columns.not_before < until)
     for some in chunks(keys):
-        journal.change_rows(payments, _columns.key.in_(some), IS_QUEUED, is_sooner, values={"not_before": until})
+        journal.change_rows(payments, _columns.key.in_(some), IS_QUEUED, is_sooner, not_before=until)
 
 
 def cancel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import attrs
 import sqlalchemy as sa
@@ -64,12 +65,12 @@ def save_pause(journal: Journal, pause: Pause) -> None:
     """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
     journal.lock_account()
     values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
-    change = accounts.update().where(accounts.c.account == journal.account)
+    where: list[Any] = []
     if pause.resumed_at is not None:
         values["resumed_at"] = pause.resumed_at
     elif not pause.lasts:
-        change = change.where(sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None)))
-    journal.execute(change.values(values))
+        where = [sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None))]
+    journal.change_rows(accounts, *where, **values)
 
 
 def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: datetime) -> str | None:

@@ -281,7 +281,7 @@ def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
     An absent one is absent again, as before the list showed the transaction to a create, unless it may be another one.
     """
     columns, name = payments.c, json.dumps(transaction_id)
-    journal.change_rows(payments, columns.named_id == transaction_id, values={"named_id": None, "next_look_at": at})
+    journal.change_rows(payments, columns.named_id == transaction_id, named_id=None, next_look_at=at)
     here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state != PaymentState.SENDING)
     were = columns.candidates.contains(name, autoescape=True)
     asked = sa.select(columns.key, columns.state, columns.candidates).where(*here, were).order_by(columns.key)

@@ -33,7 +33,7 @@ def go_on(journal: Journal, now: datetime) -> None:
     """Write that the latest life goes on, unless it has ended."""
     latest = sa.select(sa.func.max(lives.c.began_at)).where(lives.c.account == journal.account).scalar_subquery()
     is_open = (lives.c.began_at == latest, lives.c.until.between(now - CONTACT, now))
-    journal.change_rows(lives, *is_open, values={"until": now})
+    journal.change_rows(lives, *is_open, until=now)
 
 
 def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:

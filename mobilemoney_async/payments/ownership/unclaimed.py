@@ -217,7 +217,7 @@ class UnclaimedObserver:
             shown = None if number is None else digest(account.number_key, number)
             known = sa.func.coalesce(_columns.number_digest, shown)
             values = {"status": shorten(str(row.status)), "number_digest": known}
-            journal.change_rows(unmatched, _columns.transaction_id == row.id, values=values)
+            journal.change_rows(unmatched, _columns.transaction_id == row.id, **values)
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
@@ -253,7 +253,7 @@ class UnclaimedObserver:
         for each in (each.shown for each in due if each.id in left):
             is_it = _columns.transaction_id == each.transaction_id
             # Another process may have done so since the line was read.
-            if journal.change_rows(unmatched, is_it, is_untold, values={"told_at": now}):
+            if journal.change_rows(unmatched, is_it, is_untold, told_at=now):
                 journal.publish_unclaimed(each.transaction_id, str(each.status), at=now)
                 told.append(each)
         return told, [each for each in due if each.id not in left], is_full
@@ -339,5 +339,5 @@ def record_lost(
     count = sum(add_line(journal, row, key, first_at=now, due_at=now, now=now, flags=flags) for row in rows)
     for some in chunks([*(row.id for row in rows), *(line.id for line in lines)]):
         is_new = (_columns.transaction_id.in_(some), IS_OPEN, ~_columns.is_lost)
-        count += journal.change_rows(unmatched, *is_new, values=flags)
+        count += journal.change_rows(unmatched, *is_new, **flags)
     return count

@@ -29,7 +29,6 @@ from mobilemoney_async.payments.payouts.queries import (
     APPROVED,
     CANCELLED,
     PROPOSED,
-    change_row,
     count_states,
     find_all_payments,
     find_lines,
@@ -155,7 +154,9 @@ class Payouts:
                 duplicates = duplicates_of(journal, batch.id, lines, used, now)
                 orders = [_order(batch.id, line) for line in lines]
                 enqueue_all(journal, orders, now, used=used)
-                change_row(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
+                journal.change_rows(
+                    batches, batches.c.id == batch.id, state=APPROVED, approved_by=approver, approved_at=now
+                )
             warnings = warnings_of(find_lines(journal, batch.id))
             return attrs.evolve(find_batch(journal, batch.id, now), duplicates=duplicates, warnings=warnings)
 
@@ -231,7 +232,9 @@ class Payouts:
             hand_over(journal, batch.id)
             cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
             if batch.state != CANCELLED:
-                change_row(journal, batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now)
+                journal.change_rows(
+                    batches, batches.c.id == batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now
+                )
             return find_batch(journal, batch.id, now)
 
         return await self._store.decide(stop, self._utcnow)

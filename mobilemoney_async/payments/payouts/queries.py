@@ -97,11 +97,6 @@ def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
     return row
 
 
-def change_row(journal: Journal, id: str, **values: Any) -> None:
-    """Change columns of a batch."""
-    journal.change_rows(batches, batches.c.id == id, values=values)
-
-
 def hand_over(journal: Journal, id: str) -> None:
     """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
     own, other = batch_lines.alias(), batch_lines.alias()
@@ -116,7 +111,7 @@ def hand_over(journal: Journal, id: str) -> None:
     for batch, names in keys.items():
         for some in chunks(names):
             which = (payments.c.batch == id, payments.c.key.in_(some), may_be_sent)
-            journal.change_rows(payments, *which, values={"batch": batch})
+            journal.change_rows(payments, *which, batch=batch)
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:

@@ -85,10 +85,6 @@ class Journal:
         row = {"account": self.account, **values}
         return self.execute(insert_missing(table, self.dialect), row).one_or_none() is not None
 
-    def change_rows(self, table: sa.Table, *where: Any, values: Mapping[str, Any]) -> int:
-        """Change columns of the account's rows that meet some conditions, and return their number."""
-        return self.execute(table.update().where(table.c.account == self.account, *where).values(values)).rowcount
-
     def find_account(self) -> sa.Row[Any] | None:
         """Return the account's row; None before its first payment."""
         return self.execute(sql.ACCOUNT, {"of_account": self.account}).one_or_none()
@@ -100,7 +96,7 @@ class Journal:
     def change_account(self, **values: Any) -> None:
         """Change columns of the account's row, which is made if need be, and locked until the commit."""
         self.lock_account()
-        self.change_rows(accounts, values=values)
+        self.change_rows(accounts, **values)
 
     def number_key(self) -> str:
         """Return the account's secret key of the digests of numbers, empty before its first payment."""
@@ -137,6 +133,14 @@ class Journal:
         """Return the number of the account's rows that meet some conditions."""
         here = sa.select(sa.func.count()).select_from(table).where(table.c.account == self.account, *where)
         return int(self.execute(here).scalar_one())
+
+    def change_rows(self, table: sa.Table, *where: Any, **values: Any) -> int:
+        """Change columns of the account's rows that meet some conditions, and return their number."""
+        return self.execute(table.update().where(table.c.account == self.account, *where).values(values)).rowcount
+
+    def delete_rows(self, table: sa.Table, *where: Any) -> int:
+        """Delete the account's rows that meet some conditions, and return their number."""
+        return self.execute(table.delete().where(table.c.account == self.account, *where)).rowcount
 
     def look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
         """Return the record of a request's key, and the acknowledgement if the payment exists.
@@ -272,7 +276,7 @@ class Journal:
             fits_key=row.key,
             **dict.fromkeys(("first_seen_at", "due_at", "changed_at"), entry.at),
         )
-        self.change_rows(unmatched, unmatched.c.transaction_id == name, values={"told_at": entry.at})
+        self.change_rows(unmatched, unmatched.c.transaction_id == name, told_at=entry.at)
         self.publish_unclaimed(name, status, at=entry.at)
         logger.error("payment %r was taken for transaction %s, which it is not: paid twice?", row.key, name)
         is_shown_by_it = shown is not None and record.external_id == shown.external_id

@@ -180,7 +180,7 @@ def explain(
     nothing = dict.fromkeys(("type", "shown_number", "status"), "") | {"amount": "0"}
     journal.insert(unmatched, transaction_id=transaction_id, **nothing, **said, first_seen_at=at, due_at=at)
     may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
-    if not journal.change_rows(unmatched, _columns.transaction_id == transaction_id, may_explain, values=said):
+    if not journal.change_rows(unmatched, _columns.transaction_id == transaction_id, may_explain, **said):
         return None
     return lines_of(journal, [transaction_id])[transaction_id].shown
 
@@ -193,7 +193,7 @@ def thin(journal: Journal, now: datetime) -> None:
     here, is_old = _columns.account == journal.account, _columns.changed_at < now - _KEPT
     journal.execute(unmatched.delete().where(here, is_old, _columns.explained_at.is_(None), IS_OWNED))
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
-    journal.change_rows(unmatched, is_old, *of_explained, values={"shown_number": ""})
+    journal.change_rows(unmatched, is_old, *of_explained, shown_number="")
 
 
 def to_line(row: sa.Row[Any]) -> Line:
