@@ -21,7 +21,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import read_lease
-from mobilemoney_async.database.schema import IS_NEW, accounts, budgets, changes, leases, payments
+from mobilemoney_async.database.schema import IS_NEW, budgets, changes, leases, payments
 from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments.outbox.outbox import count_queued
 from mobilemoney_async.payments.outbox.pauses import find_pause
@@ -179,8 +179,8 @@ async def read_overview(store: AccountStore, now: datetime | None = None) -> Ove
 
 def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overview:
     day_began_at = now.astimezone(DAR_ES_SALAAM).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
-    stopped, last = _of_account(journal)
-    recent = _recent(journal, last, now)
+    account = journal.find_account()
+    recent = _recent(journal, 0 if account is None else account.feed_last, now)
     budget = journal.execute(sa.select(budgets.c.state).where(budgets.c.account == journal.account))
     usage, held = find_usage(budget.scalar_one_or_none(), shared), _held(journal, shared)
     (queued, latest, _), pause = count_queued(journal), find_pause(journal)
@@ -211,23 +211,12 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         has_poller="poller" in held,
         has_dispatcher="dispatcher" in held,
         paused=None if pause.until is not None and pause.until <= now else pause.reason,
-        is_stopped=stopped,
+        is_stopped=account is not None and (account.due_since or account.again_at) is not None,
         lag=_lag(journal, recent),
         requests=None
         if usage is None
         else LimitUse(used=usage[0].granted, limit=usage[0].limit, per_minute=usage[1].per_minute),
     )
-
-
-def _of_account(journal: Journal) -> tuple[bool, int]:
-    """Return whether the store is still to be compared with its service, and the number of the latest change."""
-    columns = accounts.c
-    row = journal.execute(
-        sa.select(sa.or_(columns.due_since.is_not(None), columns.again_at.is_not(None)), columns.feed_last).where(
-            columns.account == journal.account
-        )
-    ).one_or_none()
-    return (False, 0) if row is None else (bool(row[0]), row.feed_last)
 
 
 def _held(journal: Journal, shared: float) -> set[str]:

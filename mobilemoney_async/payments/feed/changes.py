@@ -66,10 +66,6 @@ _NUMBER = (
     .where(_here, _columns.name == _placed.c.name, _columns.entry == _placed.c.entry)
     .values(number=_placed.c.place)
 )
-_OWN_ROW = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
-_FEED = sa.select(accounts.c.feed_epoch, accounts.c.feed_last, accounts.c.feed_pruned, accounts.c.feed_prunings).where(
-    accounts.c.account == sa.bindparam("of_account")
-)
 _PAGE = sa.select(changes).where(_here)
 
 
@@ -128,14 +124,16 @@ def number_changes(journal: Journal) -> Feed:
     # Those that another process has numbered, while this one waited for the lock, are no longer new.
     count = run(_NUMBER, {**here, "of_last": row.feed_last}).rowcount
     epoch, last = row.feed_epoch or new_epoch(), row.feed_last + count
-    run(_OWN_ROW, {**here, "feed_epoch": epoch, "feed_last": last})
+    journal.change_rows(accounts, feed_epoch=epoch, feed_last=last)
     return Feed(epoch, last, row.feed_pruned, row.feed_prunings, has_more=count == _AT_ONCE)
 
 
 def find_feed(journal: Journal) -> Feed | None:
     """Return the state of the feed, or None before its first use."""
-    row: Any = journal.execute(_FEED, {"of_account": journal.account}).one_or_none()
-    return None if row is None or row.feed_epoch is None else Feed(*row)
+    row = journal.find_account()
+    if row is None or row.feed_epoch is None:
+        return None
+    return Feed(row.feed_epoch, row.feed_last, row.feed_pruned, row.feed_prunings)
 
 
 @attrs.frozen
@@ -229,8 +227,7 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
     gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
     if gone:
-        counted = {"feed_pruned": max(feed.pruned, *gone), "feed_prunings": feed.prunings + 1}
-        journal.change_account(**counted)
+        journal.change_account(feed_pruned=max(feed.pruned, *gone), feed_prunings=feed.prunings + 1)
     is_end = rows[-1].at >= until or (len(rows) < _AT_ONCE and not feed.has_more)
     return None if is_end else rows[-1].number
 

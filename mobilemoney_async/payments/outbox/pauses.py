@@ -47,12 +47,7 @@ class Pause:
 
 def find_pause(journal: Journal) -> Pause:
     """Return the pause of the account's dispatchers."""
-    columns = accounts.c
-    row = journal.execute(
-        sa.select(columns.paused, columns.paused_until, columns.resumed_at, columns.state, columns.state_note).where(
-            columns.account == journal.account
-        )
-    ).one_or_none()
+    row = journal.find_account()
     if row is None:
         return Pause()
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
