@@ -232,8 +232,7 @@ def _erase_of_lines(journal: Journal, name: str, at: datetime) -> Erasure:
 
 def _has_lines(journal: Journal, name: str) -> bool:
     """Return whether unmatched transactions have the number of a digest, and are not erased."""
-    here = (unmatched.c.account == journal.account, unmatched.c.number_digest == name, _IS_LEFT)
-    return bool(journal.execute(sa.select(sa.exists().where(*here))).scalar_one())
+    return journal.count(unmatched, unmatched.c.number_digest == name, _IS_LEFT) > 0
 
 
 def _without_number(kind: type[Any], text: str | None) -> str | None:

@@ -261,13 +261,10 @@ def _is_before(entry: FeedEntry, lagging: Mapping[str, sa.Row[Any]]) -> bool:
 
 def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
     """Return the consumers of an account with their places."""
-    run, here = journal.execute, consumers.c.account == journal.account
-    columns = retries.c
-    held = run(
-        sa.select(columns.consumer, columns.next_at, columns.name, columns.number, columns.error)
-        .where(columns.account == journal.account)
-        .order_by(columns.number)
+    held = journal.execute(
+        sa.select(retries).where(retries.c.account == journal.account).order_by(retries.c.number)
     ).all()
+    own = sa.select(consumers).where(consumers.c.account == journal.account).order_by(consumers.c.name)
     return [
         ConsumerState(
             name=row.name,
@@ -280,7 +277,7 @@ def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
             ),
             used_at=row.used_at,
         )
-        for row in run(sa.select(consumers).where(here).order_by(consumers.c.name))
+        for row in journal.execute(own)
     ]
 
 
