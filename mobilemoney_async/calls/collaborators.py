@@ -51,7 +51,8 @@ class Claim(Protocol):
     Attributes:
         host: Name of the host.
         ttl: Seconds for which the host has it after each renewal.
-        poller: Of a poller with a lease that is renewed along with the claim: its name, and the two numbers of the row.
+        poller: Of a poller of this host with a lease that is renewed along with the claim: its name, and the two
+            numbers of the row. Set by the poller.
     """
 
     host: str
@@ -60,10 +61,6 @@ class Claim(Protocol):
 
     def require(self) -> None:
         """Raise `ClaimEndedError` if another host may serve the account by now. Called before each request is sent."""
-        ...
-
-    def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
-        """Note the poller that holds the account's lease, if it is one of this host."""
         ...
 
 

@@ -74,10 +74,6 @@ class Claim:
             said = "the account's claim has ended: it was not renewed in time"
             raise ClaimEndedError(said, outcome="not_sent")
 
-    def note_poller(self, name: str | None, subscription_number: int, message_number: int) -> None:
-        """Note the poller that holds the account's lease, if it is one of this host."""
-        self.poller = None if name is None else (name, subscription_number, message_number)
-
     def note_work(self, work: Work) -> None:
         """Note which work is due."""
         if work != self.work:

@@ -128,9 +128,8 @@ class StoreChannel:
         )
         self._epoch = incoming.epoch if incoming.holds else None
         if self._claim is not None:
-            self._claim.note_poller(
-                self.follower if incoming.holds else None, row.subscription_number, row.message_number
-            )
+            numbers = row.subscription_number, row.message_number
+            self._claim.poller = (self.follower, *numbers) if incoming.holds else None
         self._message_number, self._subscription_number = row.message_number, row.subscription_number
         if tidies and incoming.holds:
             self._tidied_at = now
@@ -158,7 +157,7 @@ class StoreChannel:
         """Send the last news, stop following, and give the lease back; see `PollerChannel.leave`."""
         at = self._utcnow()
         if self._claim is not None:
-            self._claim.note_poller(None, 0, 0)
+            self._claim.poller = None
 
         def work(journal: Journal) -> None:
             row = tables.lock(journal)
