@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState
+from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.payments.outbox.outbox import enqueue_all, read_order
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.store import account_store
@@ -91,7 +92,8 @@ async def begin_again(processes: Nursery, url: str, number: int) -> float:
 
 def queue(store: AccountStore, number: int) -> Any:
     plain = {"not_before": None, "not_after": None, "priority": 0, "now": datetime.now(UTC)}
-    orders = [read_order(**{**plain, **order_of(each)}) for each in range(number)]
+    asked = map(order_of, range(number))
+    orders = [read_order(**{**plain, **each, "extra": Fields(each["extra"])}) for each in asked]
     return lambda journal: enqueue_all(journal, orders, datetime.now(UTC), used=())
 
 

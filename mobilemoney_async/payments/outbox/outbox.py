@@ -8,7 +8,7 @@ minutes, while all other payments go on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -53,7 +53,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
+from mobilemoney_async.values import HiddenText, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
@@ -96,28 +96,25 @@ def read_order(
     phone_number: str,
     amount: int | Decimal | str,
     idempotency_key: str,
-    extra: Mapping[str, Any] | Fields | None,
+    extra: Fields | None,
     not_before: datetime | timedelta | None,
     not_after: datetime | timedelta | None,
     priority: int,
     now: datetime,
 ) -> tuple[PaymentRequest, QueueOptions]:
-    """Return the payment that the arguments of an `enqueue` ask for.
+    """Return the payment that the arguments of an `enqueue` ask for, which has hidden number, amount and extra fields.
 
     Raises:
         InvalidRequest: An argument is invalid.
     """
-    number, amount = hide(phone_number), hide_text(amount)
-    fields = None if extra is None else Fields.of(extra)
-    del phone_number, extra
     key = require_key("idempotency_key", idempotency_key)
     kind = require_type(type)
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
     place = require_integer("priority", priority, -_MOST_PRIORITY)
     if place > _MOST_PRIORITY:
         raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
-    body = create_body(number, amount, fields)
-    text = None if fields is None or not fields.reveal() else HiddenText(encode("extra", fields).decode())
+    body = create_body(phone_number, amount, extra)
+    text = None if extra is None or not extra.reveal() else HiddenText(encode("extra", extra).decode())
     return payment_request(kind, body, key), QueueOptions(extra=text, not_before=begin, not_after=end, priority=place)
 
 
