@@ -276,13 +276,14 @@ async def _check_store(settings: Settings, *, all_accounts: bool) -> list[Findin
     try:
         store = open_store(settings)
         # Here: they need the extra, which opening a store checks.
+        from mobilemoney_async.database.url import readable_files
         from mobilemoney_async.payments.records.queries import StoreHealth, check_health
         from mobilemoney_async.payments.store import account_store
         from mobilemoney_async.sharing.accounts import read_accounts
 
         statuses: Sequence[AccountStatus] = []
         database, found = account_store(store).database, StoreHealth(version=None)
-        readable = judge_files(database.readable_files())  # before SQLite makes -wal and -shm for the look
+        readable = judge_files(readable_files(database.file))  # before SQLite makes -wal and -shm for the look
         if (file := missing_file(settings)) is None:
             look = partial(check_health, account=settings.account, now=datetime.now(UTC))
             found = await database.peek(look)

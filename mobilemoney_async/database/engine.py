@@ -34,7 +34,6 @@ from mobilemoney_async.database.url import (
     is_locked,
     needs_new_session,
     read_url,
-    readable_files,
 )
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.host_clock import monotonic
@@ -95,6 +94,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self._url = read_url(url)
         self._connections = Connections(self._url)
+        self.file: Path | None = self._connections.file  # of SQLite, which need not exist
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time if self.dialect == "sqlite" else _steady_clock())
         self.clients: int = 0  # open ones, of all accounts
@@ -233,15 +233,6 @@ class Database:
     def require_file(self) -> None:
         """Make no file of SQLite that is missing; called before the first use."""
         self._connections.makes_file = False
-
-    @property
-    def file(self) -> Path | None:
-        """The file of an SQLite database, which need not exist; None for PostgreSQL."""
-        return self._connections.file
-
-    def readable_files(self) -> list[Path]:
-        """Return the files of an SQLite database that other users of this machine can read or write."""
-        return readable_files(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work without making the tables, and roll it back."""

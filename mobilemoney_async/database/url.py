@@ -116,13 +116,13 @@ def file_of(url: sa.URL) -> Path | None:
     return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
-def readable_files(url: sa.URL) -> list[Path]:
+def readable_files(file: Path | None) -> list[Path]:
     """Return the files of an SQLite database that other users of this machine can read or write, as far as is shown.
 
-    Empty for PostgreSQL, and on Windows.
+    Empty for PostgreSQL, which has no file, and on Windows.
     """
     found: list[Path] = []
-    if os.name == "posix" and (file := file_of(url)) is not None:
+    if os.name == "posix" and file is not None:
         for each in (Path(os.path.realpath(file) + end) for end in ("", "-wal", "-shm")):
             with suppress(OSError):  # it is missing, or SQLite removes it just now
                 if each.stat().st_mode & 0o077:

@@ -24,7 +24,7 @@ from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.database.url import obstacle
+from mobilemoney_async.database.url import obstacle, readable_files
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.support.databases import Postgres
@@ -312,7 +312,7 @@ async def test_a_new_database_is_its_owners_alone(tmp_path: Path, monkeypatch: p
     found = modes(tmp_path)
     del found["link"]
     assert found == {"new.db": 0o600, "new.db-shm": 0o600, "new.db-wal": 0o600}
-    assert database.readable_files() == []
+    assert readable_files(database.file) == []
     database.close()
 
 
@@ -348,7 +348,7 @@ async def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{file}")
     await database.write(one)
     assert set(modes(tmp_path).values()) == {0o640}
-    assert [each.name for each in database.readable_files()] == ["mine.db", "mine.db-wal", "mine.db-shm"]
+    assert [each.name for each in readable_files(database.file)] == ["mine.db", "mine.db-wal", "mine.db-shm"]
     database.close()
 
 
