@@ -151,13 +151,13 @@ def warnings_of(rows: Iterable[Any]) -> Mapping[int, str]:
     lines: dict[str, list[int]] = {}
     for row in rows:
         lines.setdefault(row.phone_number, []).append(row.line)
-    found: dict[int, list[str]] = {}
+    found: dict[int, str] = {}
     for number, own in lines.items():
         shared = f"{len(own):,} lines pay this number: {name_lines(own)}" if own[1:] else ""
         cut = f"the number ends in {_CUT}: a spreadsheet may have rounded it" if number.endswith(_CUT) else ""
-        for line in own if shared or cut else ():
-            found[line] = [*filter(None, (shared, cut))]
-    return {line: "; ".join(found[line]) for line in sorted(found)}
+        if shared or cut:
+            found |= dict.fromkeys(own, "; ".join(filter(None, (shared, cut))))
+    return dict(sorted(found.items()))
 
 
 def _wrong(problem: str) -> InvalidRequest:
