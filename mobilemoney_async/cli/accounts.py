@@ -274,7 +274,7 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
             again = command_line(*arguments("accounts", "resume", account, options=service.flags))
             said = f"the store has nothing of it yet; if the name is wrong: {again}, and suspend the right one"
             say("accounts", f"account {account!r} is new: {said}")
-        return await store.change_state(state, note, store.database.wall_clock.utcnow)
+        return await store.change_state(state, note, None)
 
     settings = find_store(attrs.evolve(service, account=account))
     if run_with_account("accounts", work, settings):

@@ -284,13 +284,13 @@ class Merchants:
     async def _change(self, account: str, state: AccountState, note: str | None) -> None:
         self._check_open()
         parts = account_store(await self._store_of(require_name("account", account)))
-        await parts.change_state(state, note, self._utcnow or parts.database.wall_clock.utcnow)
+        await parts.change_state(state, note, self._utcnow)
 
-    async def _suspend_unknown(self, parts: AccountStore, utcnow: Callable[[], datetime], reason: str) -> None:
+    async def _suspend_unknown(self, parts: AccountStore, reason: str) -> None:
         """Suspend an account whose merchant the platform does not know; say so once for all hosts."""
 
         async def suspend() -> None:
-            if await parts.change_state(AccountState.SUSPENDED, reason, utcnow, by_machine=True):
+            if await parts.change_state(AccountState.SUSPENDED, reason, self._utcnow, by_machine=True):
                 said = "account %r is suspended, since auth knows no such merchant (%s): resume or remove it"
                 logger.error(said, parts.account, reason)
                 if self._on_event is not None:
@@ -328,14 +328,13 @@ class Merchants:
         from mobilemoney_async.merchants.account_auth import AccountAuth
 
         parts, transport = account_store(store), self._transport
-        utcnow = parts.database.wall_clock.utcnow if self._utcnow is None else self._utcnow
         client = AsyncClient(
             self._base_url,
             auth=AccountAuth(
                 self._auth,
                 parts,
                 self._timeout,
-                suspend=partial(self._suspend_unknown, parts, utcnow),
+                suspend=partial(self._suspend_unknown, parts),
                 failed=partial(self._failures[parts.database].__setitem__, account),
             ),
             retry=self._retry,

@@ -198,9 +198,9 @@ class AccountStore:
             return await self.decide(work, utcnow)
 
     async def change_state(
-        self, state: AccountState, note: str | None, utcnow: Callable[[], datetime], *, by_machine: bool = False
+        self, state: AccountState, note: str | None, utcnow: Callable[[], datetime] | None, *, by_machine: bool = False
     ) -> bool:
-        """Change the state of the account, for all processes, as `account_state.change_state` does."""
+        """Change the state of the account, for all processes, as `account_state.change_state` does; see `decide`."""
         return await self.decide(
             lambda journal, at: change_state(journal, state, note, at, by_machine=by_machine),
             utcnow,
