@@ -75,25 +75,24 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
     """
     run = journal.execute
     here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
-    named = (_columns.type, _columns.state, _columns.status, _columns.code, _columns.sent_at, _columns.key)
-    latest = sa.select(*named).where(*here).order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
+    names = ("type", "state", "status", "code", "sent_at", "transaction", "error")
+    newest = sa.select(*(_columns[name] for name in names)).where(*here).order_by(_columns.sent_at.desc())
+    latest = newest.limit(_MOST_LATEST).subquery()
     ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
     of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
     rows = run(of_type.where(ended).limit(count)).all()
     if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
         return None
-    (key, state, status), keys = (rows[0].key, rows[0].state, rows[0].status), [row.key for row in rows]
-    if status == TransactionStatus.SUCCESS:
+    last = rows[0]
+    if last.status == TransactionStatus.SUCCESS:
         return None
-    shown = sa.select(_columns.transaction, _columns.error).where(_columns.account == journal.account)
-    if state == PaymentState.REFUSED:
+    if last.state == PaymentState.REFUSED:
         accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
         if run(of_type.where(*accepted).limit(1)).first() is not None:
             return None
-        return f"{count} {kind}s in a row were refused: {run(shown.where(_columns.key == key)).one().error}"
-    found = run(shown.where(_columns.key.in_(keys)))
-    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in found}
-    said = ": ".join([status, *(shown_text(each) for each in reasons if each)])
+        return f"{count} {kind}s in a row were refused: {last.error}"
+    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in rows}
+    said = ": ".join([last.status, *(shown_text(each) for each in reasons if each)])
     return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
 
 
