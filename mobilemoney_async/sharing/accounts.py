@@ -38,12 +38,8 @@ async def read_accounts(
     Raises:
         StoreError: The database failed or cannot be reached.
     """
-
-    def read(connection: sa.Connection, clock: Any) -> list[AccountStatus]:
-        clock()  # on PostgreSQL it corrects the wall clock
-        return _read(connection, now or store.database.wall_clock.utcnow())
-
-    found, _ = await store.database.timed(read, writes=False)
+    time_of = store.database.time_of_transaction(store.database.wall_clock.utcnow)
+    found = await store.database.read(lambda connection: _read(connection, now or time_of(connection)))
     return [each for each in found if everything or each.needs]
 
 
