@@ -221,9 +221,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
 
 def _held(journal: Journal, shared: float) -> set[str]:
     """Return the names of the leases that a process holds at a time of the store's clock."""
-    columns = leases.c
-    rows = journal.execute(sa.select(leases).where(columns.account == journal.account))
-    return {row.name for row in rows if read_lease(row).ends_at(shared) is not None}
+    return {row.name for row in journal.rows(leases) if read_lease(row).ends_at(shared) is not None}
 
 
 # Open payments

@@ -46,9 +46,7 @@ class LeaseRow:
 
 def look(journal: Journal) -> LeaseRow | None:
     """Return the row without locking it; None if there is none yet."""
-    here = (leases.c.account == journal.account, leases.c.name == _NAME)
-    row = journal.execute(sa.select(leases).where(*here)).one_or_none()
-    return None if row is None else _lease_row(row)
+    return next(map(_lease_row, journal.rows(leases, leases.c.name == _NAME)), None)
 
 
 def lock(journal: Journal) -> LeaseRow:
@@ -92,9 +90,8 @@ def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusU
     """Return the messages to a poller after a number: those up to it have arrived, and their ended rows go."""
     columns = subscriptions.c
     journal.delete_rows(subscriptions, columns.follower == follower, columns.has_ended, columns.message_number <= after)
-    mine = (columns.account == journal.account, columns.follower == follower, columns.message_number > after)
-    rows = journal.execute(sa.select(subscriptions).where(*mine).order_by(columns.message_number))
-    return [_update(row) for row in rows]
+    mine = (columns.follower == follower, columns.message_number > after)
+    return [_update(row) for row in journal.rows(subscriptions, *mine, order_by=[columns.message_number])]
 
 
 def write_subscriptions(
@@ -130,11 +127,9 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
 
     Their times are of this host's clock; the store's is `ahead` of it.
     """
-    rows = journal.execute(
-        sa.select(subscriptions)
-        .where(subscriptions.c.account == journal.account, subscriptions.c.number > after, ~subscriptions.c.has_ended)
-        .order_by(subscriptions.c.tracked_at, subscriptions.c.transaction_id)
-    )
+    columns = subscriptions.c
+    order = (columns.tracked_at, columns.transaction_id)
+    rows = journal.rows(subscriptions, columns.number > after, ~columns.has_ended, order_by=order)
     names = attrs.fields_dict(Subscription)
     return [_moved(Subscription(**{name: getattr(row, name) for name in names}), -ahead) for row in rows]
 

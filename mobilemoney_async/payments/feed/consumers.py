@@ -243,7 +243,7 @@ class ConsumerTable:
             self._wait(row.name, number, tries=0, next_at=now)
 
     def _retries(self, *where: Any) -> Sequence[sa.Row[Any]]:
-        return self.journal.execute(sa.select(retries).where(*self._mine(), *where)).all()
+        return self.journal.rows(retries, retries.c.consumer == self.name, *where)
 
     def _mine(self) -> tuple[sa.ColumnElement[bool], ...]:
         return retries.c.account == self.journal.account, retries.c.consumer == self.name
@@ -261,10 +261,7 @@ def _is_before(entry: FeedEntry, lagging: Mapping[str, sa.Row[Any]]) -> bool:
 
 def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
     """Return the consumers of an account with their places."""
-    held = journal.execute(
-        sa.select(retries).where(retries.c.account == journal.account).order_by(retries.c.number)
-    ).all()
-    own = sa.select(consumers).where(consumers.c.account == journal.account).order_by(consumers.c.name)
+    held = journal.rows(retries, order_by=[retries.c.number])
     return [
         ConsumerState(
             name=row.name,
@@ -277,7 +274,7 @@ def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
             ),
             used_at=row.used_at,
         )
-        for row in journal.execute(own)
+        for row in journal.rows(consumers, order_by=[consumers.c.name])
     ]
 
 

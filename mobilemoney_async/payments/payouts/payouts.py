@@ -258,9 +258,8 @@ class Payouts:
         most = require_integer("limit", limit, 1)
 
         def latest(journal: Journal) -> list[PayoutBatch]:
-            statement = sa.select(batches).where(batches.c.account == journal.account)
-            newest = statement.order_by(batches.c.proposed_at.desc(), batches.c.id).limit(most)
-            return [to_batch(journal, each) for each in journal.execute(newest).all()]
+            newest = (batches.c.proposed_at.desc(), batches.c.id)
+            return [to_batch(journal, each) for each in journal.rows(batches, order_by=newest, limit=most)]
 
         return await self._store.read(latest)
 

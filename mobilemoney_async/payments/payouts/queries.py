@@ -116,8 +116,7 @@ def hand_over(journal: Journal, id: str) -> None:
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
     """Return the lines of a batch, in their order."""
-    statement = sa.select(batch_lines).where(batch_lines.c.account == journal.account, batch_lines.c.batch == id)
-    return journal.execute(statement.order_by(batch_lines.c.line)).all()
+    return journal.rows(batch_lines, batch_lines.c.batch == id, order_by=[batch_lines.c.line])
 
 
 def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any]:

@@ -124,10 +124,16 @@ class Journal:
         row = self.row(key, lock=lock)
         return None if row is None else to_record(row)
 
+    def rows(
+        self, table: sa.Table, *where: Any, order_by: Sequence[Any] = (), limit: int | None = None
+    ) -> Sequence[sa.Row[Any]]:
+        """Return the account's rows that meet some conditions."""
+        statement = sa.select(table).where(table.c.account == self.account, *where)
+        return self.execute(statement.order_by(*order_by).limit(limit)).all()
+
     def records(self, *where: Any, order_by: Sequence[Any] = (), limit: int | None = None) -> list[PaymentRecord]:
         """Return the payments that meet some conditions, without their histories."""
-        statement = sa.select(payments).where(payments.c.account == self.account, *where)
-        return [to_record(row) for row in self.execute(statement.order_by(*order_by).limit(limit))]
+        return [to_record(row) for row in self.rows(payments, *where, order_by=order_by, limit=limit)]
 
     def count(self, table: sa.Table, *where: Any) -> int:
         """Return the number of the account's rows that meet some conditions."""
