@@ -24,12 +24,10 @@ from mobilemoney_async.waiting import Leader, PerLoop, Waiter, task_group
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds between two queries for new changes: also where the database notifies this process, since a change in a
-# merchant's own transaction comes without a notice.
+# merchant's own transaction comes without a notice, and so does one at the server that has taken over from this one's.
 _POLL = 0.5
 # Seconds until the next attempt to listen.
 _DEAF = 5.0
-# Seconds after which the connection is looked at again: it may have been replaced in a failover.
-_LONGEST = 60.0
 
 
 @attrs.define(eq=False)
@@ -47,7 +45,6 @@ class ChangeWatch:
     _leader: Leader[_Waiter] = attrs.field(factory=Leader)
     _stirred: anyio.Event = attrs.field(factory=anyio.Event)
     _driver: Any = None  # its connection that listens
-    _failovers: int = 0
     _deaf_until: float = -math.inf
 
     def stir(self) -> None:
@@ -91,14 +88,11 @@ class ChangeWatch:
         """Look at once when the database notifies this process, or has begun to: it has missed the notices before."""
         while True:
             await anyio.sleep_until(self._deaf_until)
-            if self._failovers != database.failovers:
-                self.close()
             try:
                 if self._driver is None:
                     await shielded(lambda: self._connect(database))  # the time-outs bound it
                 else:
-                    with anyio.move_on_after(_LONGEST):
-                        await anyio.wait_readable(self._driver.pgconn.socket)
+                    await anyio.wait_readable(self._driver.pgconn.socket)
                     self._read(self._driver.pgconn)
             except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
                 self.close()
@@ -110,7 +104,6 @@ class ChangeWatch:
 
     async def _connect(self, database: Database) -> None:
         """Open the connection that listens: it must not be lost."""
-        self._failovers = database.failovers
         self._driver = await database.open_listener()
 
     def _read(self, wire: Any) -> None:

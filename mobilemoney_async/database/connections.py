@@ -40,7 +40,6 @@ class Connections:
         self.dialect: str = url.get_backend_name()
         self.file: Path | None = file_of(url)
         self.makes_file: bool = True
-        self.failovers: int = 0
         self._engine: sa.Engine | None = None
         self._start_afresh()
 
@@ -48,13 +47,8 @@ class Connections:
         """Run work in one transaction and return its result; an exception rolls everything back."""
         engine = self.engine(until)
         if self.dialect == "postgresql" or not writes:
-            try:
-                with engine.begin() as connection:
-                    return work(connection)
-            except sa.exc.DBAPIError as exc:
-                if exc.connection_invalidated:
-                    self.failovers += 1
-                raise
+            with engine.begin() as connection:
+                return work(connection)
         with _held(self._writer, until), engine.connect() as connection:
             # Outside a transaction, the only place where SQLite lets it change.
             driver: Any = connection.connection.dbapi_connection

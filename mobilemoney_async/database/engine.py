@@ -225,11 +225,6 @@ class Database:
         until = monotonic() + _QUEUE
         return await run_in_thread(lambda: self._connections.open_listener(until), limiter=self._threads().single)
 
-    @property
-    def failovers(self) -> int:
-        """How often connections were replaced: one that listens may lead to a server that notifies nobody any more."""
-        return self._connections.failovers
-
     def require_file(self) -> None:
         """Make no file of SQLite that is missing; called before the first use."""
         self._connections.makes_file = False

@@ -208,14 +208,12 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connecti
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-@pytest.mark.parametrize("end", ["the server ends it", "the server is demoted"])
 async def test_the_connection_that_listens_lasts_and_is_replaced(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Idle ones end after a minute; here, after a fifth of a second. The one that listens ends with its server."""
     monkeypatch.setattr(url, "_KEPT", "200ms")
     monkeypatch.setattr(change_watch, "_DEAF", 0.05)
-    monkeypatch.setattr(change_watch, "_LONGEST", 0.05)
     database = Database(postgres_url)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
@@ -225,10 +223,7 @@ async def test_the_connection_that_listens_lasts_and_is_replaced(
             first = watches.of(database)._driver.info.backend_pid
             await anyio.sleep(0.5)  # real time: idle ones have ended
             assert await sessions(postgres_url, f"pid = {first}") == 1
-            if end == "the server ends it":
-                await sessions(postgres_url, f"CASE WHEN pid = {first} THEN pg_terminate_backend(pid) END")
-            else:
-                database._connections.failovers += 1
+            await sessions(postgres_url, f"CASE WHEN pid = {first} THEN pg_terminate_backend(pid) END")
             await until(partial(_has_session, postgres_url, f"query LIKE 'LISTEN%' AND pid <> {first}"))
             tasks.cancel_scope.cancel()
     watches.of(database).close()
