@@ -118,20 +118,18 @@ class AccountAuth:
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Note that the service refused a token; one that was issued may have been replaced."""
         source = self._source
-        if isinstance(source, TokenAuth):
-            if source.value == token:
-                self._failed("the service refuses the token")
-            self._is_refused = self._is_refused or source.value == token
-        elif source is not None:
+        if isinstance(source, SharedLogin):
             source.rejected(token, replacement=replacement)
+        elif source is not None and source.value == token:
+            self._failed("the service refuses the token")
+            self._is_refused = True
 
     def suspected(self, token: Secret) -> None:
         """Note that a create got a 401 that does not name its token; one that was issued may have been replaced."""
-        source = self._source
-        if isinstance(source, TokenAuth):
+        if isinstance(self._source, SharedLogin):
+            self._source.suspected(token)
+        else:
             self.rejected(token, replacement=False)
-        elif source is not None:
-            source.suspected(token)
 
     def doubt(self) -> None:
         """Ask again: the platform may have mixed merchants up, and the service accepts what it gave."""
