@@ -326,10 +326,9 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             granted.set()
 
         try:
-            is_collection = record.type == TransactionType.COLLECTION
+            endpoint = CREATE_COLLECTION if record.type == TransactionType.COLLECTION else CREATE_DISBURSEMENT
             body = {"phone_number": record.phone_number, "amount": f"{record.amount:f}"}
             body |= {} if extra is None else json.loads(extra)
-            endpoint = CREATE_COLLECTION if is_collection else CREATE_DISBURSEMENT
             with scope:
                 await self._creates.create(
                     endpoint, body, idempotency_key=record.key, on_sending=sending, from_queue=True
