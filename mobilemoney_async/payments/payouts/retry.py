@@ -45,8 +45,8 @@ _MOST_NAMED, _NAME = 3, 180
 
 def find_open(journal: Journal, parent: str) -> str | None:
     """Return the id of the retry of a batch that is to be approved, if there is one."""
-    of_parent = sa.select(batches.c.id).where(batches.c.account == journal.account, batches.c.parent == parent)
-    return journal.execute(of_parent.where(batches.c.state == PROPOSED).limit(1)).scalar_one_or_none()
+    found = journal.rows(batches, batches.c.parent == parent, batches.c.state == PROPOSED, limit=1)
+    return found[0].id if found else None
 
 
 def transactions_of(journal: Journal, keys: Iterable[str]) -> Sequence[str]:

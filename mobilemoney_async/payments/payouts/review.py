@@ -148,10 +148,10 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
     """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
     kept = [row for row in used.values() if not can_queue(row)]
     if not kept:
-        alike = (batches.c.account == journal.account, batches.c.digest == batch.digest, batches.c.id != batch.id)
-        twin = sa.select(batches.c.id).where(*alike, batches.c.state == PROPOSED).limit(1)
-        other = journal.execute(twin).scalar_one_or_none()
-        return other and f"batch {other} has the same content: each line is paid once, whichever of them is approved"
+        alike = (batches.c.digest == batch.digest, batches.c.id != batch.id, batches.c.state == PROPOSED)
+        for other in journal.rows(batches, *alike, limit=1):
+            return f"batch {other.id} has the same content: each line is paid once, whichever of them is approved"
+        return None
     states = Counter(map(line_state, kept))
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
