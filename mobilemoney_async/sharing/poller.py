@@ -1,9 +1,16 @@
-"""Seat of one poller among those that share a database."""
+"""Seat of one poller among those that share a database, and their table: followed payments, messages to followers.
+
+Critical section: a poller that writes locks the row of the lease first, until its commit. So the two numbers that the
+row counts grow in the order of the commits, and a reader that has read up to a number has missed nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Container, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import anyio
 import attrs
@@ -12,19 +19,28 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.collaborators import Claim
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.engine import Clock
-from mobilemoney_async.database.leases import new_holder
-from mobilemoney_async.errors import InvalidCursor
+from mobilemoney_async.database.leases import new_holder, read_lease
+from mobilemoney_async.database.schema import leases, lock_row, payments, subscriptions
+from mobilemoney_async.database.serialization import dump, load
+from mobilemoney_async.errors import InvalidCursor, MobileMoneyError, StoreError
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import pending_ids
-from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.queries import chunks, pending_ids, select_among
+from mobilemoney_async.payments.records.record import PaymentState, Source
+from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
-from mobilemoney_async.sharing import subscriptions as tables
-from mobilemoney_async.sharing.subscriptions import LeaseRow
+from mobilemoney_async.text import shown_id
 
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_NAME = "poller"
+# A payment that is no longer followed ended at this distance, by any host's clock.
+_LONG_AGO = timedelta(days=1)
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
 # Messages of a sync that may share a transaction with the work of others.
@@ -87,7 +103,7 @@ class StoreChannel:
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
             journal = Journal(connection, self.store.account)
-            row = tables.lock(journal)
+            row = lock_lease(journal)
             # From here to the commit no other poller of the account writes.
             before, shared = attrs.evolve(row), clock()
             # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
@@ -97,17 +113,15 @@ class StoreChannel:
                 row.lease = row.lease.taken(self._holder, shared, ttl)
             is_holder = row.lease.holder == self.follower
             # Answers first: payments that they end are then not among the changes, or known.
-            tables.write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
+            write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
             updates = self._receive(journal, outgoing, wanted)
             ended = {each.transaction_id for each in updates if each.is_ending}
-            updates += tables.write_subscriptions(
-                journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended
-            )
+            updates += write_subscriptions(journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended)
             changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
             if is_holder and tidies:
-                tables.tidy(journal, at=at + ahead)
+                tidy(journal, at=at + ahead)
             if row != before:
-                tables.save(journal, row)
+                save_lease(journal, row)
             return row, Incoming(
                 holds=row.lease.holder == self.follower,
                 epoch=row.lease.epoch,
@@ -142,7 +156,7 @@ class StoreChannel:
             await checkpoint()
             is_as_known = self._claim.poller == (self.follower, self._subscription_number, self._message_number)
             return UpdateCheck(has_updates=not is_as_known, lease_ends_at=None)
-        row = await self.store.read(tables.look)
+        row = await self.store.read(find_lease)
         if row is None:
             return UpdateCheck(has_updates=False, lease_ends_at=None)
         has_updates = row.message_number != self._message_number or (
@@ -160,11 +174,11 @@ class StoreChannel:
             self._claim.poller = None
 
         def work(journal: Journal) -> None:
-            row = tables.lock(journal)
-            tables.write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
-            tables.withdraw_all(journal, row, follower=self.follower, at=at)
+            row = lock_lease(journal)
+            write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
+            withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self._holder)
-            tables.save(journal, row)
+            save_lease(journal, row)
 
         await self.store.write(work)
 
@@ -200,7 +214,7 @@ class StoreChannel:
 
     def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
         """Return the messages to this poller, of the payments that are wanted."""
-        read = tables.read_updates(journal, follower=self.follower, after=self._message_number or 0)
+        read = read_updates(journal, follower=self.follower, after=self._message_number or 0)
         # An earlier refusal of a payment no longer counts once the payment is tracked again.
         return [
             each
@@ -213,7 +227,165 @@ class StoreChannel:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
         # A new holder reads all of them.
         after = self._subscription_number if row.lease.epoch == self._epoch else 0
-        changes = tables.read_subscriptions(journal, after=after, ahead=ahead)
+        changes = read_subscriptions(journal, after=after, ahead=ahead)
         if not wants_lease and not changes:
             row.lease = row.lease.released(self._holder)
         return changes
+
+
+# The table: statements inside one transaction
+
+
+@attrs.define(kw_only=True)
+class LeaseRow:
+    """Row of the poller's lease, and the numbers of the latest change of the followed payments and the latest news."""
+
+    lease: Lease
+    subscription_number: int
+    message_number: int
+
+
+def find_lease(journal: Journal) -> LeaseRow | None:
+    """Return the row without locking it; None if there is none yet."""
+    return next(map(_lease_row, journal.rows(leases, leases.c.name == _NAME)), None)
+
+
+def lock_lease(journal: Journal) -> LeaseRow:
+    """Lock the row until the commit, and return it. Other pollers wait for it."""
+    return _lease_row(lock_row(journal.connection, leases, {"account": journal.account, "name": _NAME}))
+
+
+def save_lease(journal: Journal, row: LeaseRow) -> None:
+    """Write the row that was locked."""
+    values = attrs.asdict(row.lease) | {
+        "subscription_number": row.subscription_number,
+        "message_number": row.message_number,
+    }
+    journal.change_rows(leases, leases.c.name == _NAME, **values)
+
+
+def write_updates(
+    journal: Journal, row: LeaseRow, said: Sequence[StatusUpdate], *, at: datetime, is_holder: bool
+) -> None:
+    """Record the service's answers, and write them to the pollers that track their payments, the sender's included.
+
+    A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
+    than the known state. One that contradicts the payment's record ends the tracking as an error.
+    """
+    columns = subscriptions.c
+    for each in said:
+        final = each.transaction if each.transaction is not None and each.transaction.is_final else None
+        if final is None and not is_holder:
+            continue
+        if final is not None:
+            contradiction = record_seen(journal, final, source=Source.POLL, at=at)
+            if contradiction is not None:
+                logger.error("the service contradicts itself: %s", contradiction)
+                each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
+        message = _message(each) | {"message_number": row.message_number + 1}
+        here = (columns.transaction_id == each.transaction_id, ~columns.has_ended)
+        row.message_number += min(1, journal.change_rows(subscriptions, *here, **message))
+
+
+def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:
+    """Return the messages to a poller after a number: those up to it have arrived, and their ended rows go."""
+    columns = subscriptions.c
+    journal.delete_rows(subscriptions, columns.follower == follower, columns.has_ended, columns.message_number <= after)
+    mine = (columns.follower == follower, columns.message_number > after)
+    return [_update(row) for row in journal.rows(subscriptions, *mine, order_by=[columns.message_number])]
+
+
+def write_subscriptions(
+    journal: Journal,
+    row: LeaseRow,
+    outgoing: Outgoing,
+    *,
+    follower: str,
+    ahead: timedelta,
+    ended: Container[str],
+) -> list[StatusUpdate]:
+    """Write the payments that a poller follows, and those that it no longer follows.
+
+    The store's clock is `ahead` of its host's. The poller has the messages of those that are `ended`.
+
+    Returns:
+        The final states that are known already: of payments that need not be followed.
+    """
+    columns, stated = subscriptions.c, outgoing.subscriptions
+    known = _known_finals(journal, [each for each in stated if each not in ended])
+    new = [each for number, each in stated.items() if number not in known and number not in ended]
+    if new:
+        row.subscription_number += 1
+        for ids in chunks(each.transaction_id for each in new):
+            journal.delete_rows(subscriptions, columns.follower == follower, columns.transaction_id.in_(ids))
+        shared = {"account": journal.account, "number": row.subscription_number}
+        journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, ahead)) | shared for each in new])
+    return list(known.values())
+
+
+def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> list[Subscription]:
+    """Return the changes of the followed payments after a number, in the order in which they were tracked.
+
+    Their times are of this host's clock; the store's is `ahead` of it.
+    """
+    columns = subscriptions.c
+    order = (columns.tracked_at, columns.transaction_id)
+    rows = journal.rows(subscriptions, columns.number > after, ~columns.has_ended, order_by=order)
+    names = attrs.fields_dict(Subscription)
+    return [_moved(Subscription(**{name: getattr(row, name) for name in names}), -ahead) for row in rows]
+
+
+def _moved(subscription: Subscription, by: timedelta) -> Subscription:
+    """Return it by another clock, which is ahead by so much."""
+    return attrs.evolve(subscription, tracked_at=subscription.tracked_at + by, until=subscription.until + by)
+
+
+def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
+    """End the following of all payments of a poller."""
+    row.subscription_number += 1
+    own, until = (subscriptions.c.follower == follower, ~subscriptions.c.has_ended), at - _LONG_AGO
+    journal.change_rows(subscriptions, *own, number=row.subscription_number, until=until)
+
+
+def tidy(journal: Journal, *, at: datetime) -> None:
+    """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
+    journal.delete_rows(subscriptions, subscriptions.c.until < at)
+
+
+def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:
+    """Return the final states of some payments that the store has."""
+    found: dict[str, StatusUpdate] = {}
+    table = payments.c
+    seen = sa.select(table.transaction).where(table.account == journal.account, table.transaction.is_not(None))
+    for row in select_among(journal, seen, table.transaction_id, transaction_ids):
+        # An unreadable record of payments is passed over: the service can show its state again.
+        with suppress(StoreError):
+            transaction = load(Transaction, row.transaction)
+            if transaction.is_final:
+                found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
+    return found
+
+
+def _message(each: StatusUpdate) -> dict[str, Any]:
+    return {
+        "has_ended": each.is_ending,
+        "transaction": None if each.transaction is None else dump(each.transaction),
+        "error": None if each.error is None else dump(each.error),
+        "lag": each.lag,
+    }
+
+
+def _update(row: sa.Row[Any]) -> StatusUpdate:
+    try:
+        transaction = None if row.transaction is None else load(Transaction, row.transaction)
+        error = None if row.error is None else load(MobileMoneyError, row.error)
+    except StoreError as exc:  # it must not keep the others from being read
+        logger.error("the poller's message about transaction %s: %s", shown_id(row.transaction_id), exc)  # noqa: TRY400
+        return StatusUpdate(transaction_id=row.transaction_id, error=exc if row.has_ended else None)
+    return StatusUpdate(transaction_id=row.transaction_id, transaction=transaction, error=error, lag=row.lag)
+
+
+def _lease_row(row: sa.Row[Any]) -> LeaseRow:
+    return LeaseRow(
+        lease=read_lease(row), subscription_number=row.subscription_number, message_number=row.message_number
+    )

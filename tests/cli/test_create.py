@@ -311,7 +311,7 @@ def test_without_a_store_a_lost_answer_is_looked_for_by_the_person(sandbox: Sand
 
 
 class TestInterrupts:
-    @pytest.mark.costly("runs lines of sharing/subscriptions.py, cli/create.py that no quick test runs")
+    @pytest.mark.costly("runs lines of sharing/poller.py, cli/create.py that no quick test runs")
     @pytest.mark.parametrize("how", ["Ctrl-C", "killed"])
     def test_while_it_is_sent(self, how: str, sandbox: Sandbox, url: str, store: str) -> None:
         """The key is printed before the request is sent: after Ctrl-C, or a crash, it finds the one payment."""

@@ -30,7 +30,7 @@ from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
 from mobilemoney_async.payments.ownership import unclaimed as module
 from mobilemoney_async.payments.records.queries import check_health
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sharing import subscriptions
+from mobilemoney_async.sharing import poller as shared_poller
 from tests.contract import samples
 from tests.payments.second_world import DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.payments.tables import edit
@@ -464,7 +464,7 @@ async def test_a_message_that_cannot_be_read_back_stalls_no_other_payment(
 ) -> None:
     """It is an error of its payment, with a line in the log; the state itself is in the record."""
     world, events = make_world(store_url), list[Any]()
-    monkeypatch.setattr(subscriptions, "dump", lambda shown: "{" if shown.id == "t-000001" else dump(shown))
+    monkeypatch.setattr(shared_poller, "dump", lambda shown: "{" if shown.id == "t-000001" else dump(shown))
     async with world.client(on_event=events.append) as client:
         await world.pay(client, [order("collections", f"k{each}", each) for each in (1, 2)])
         async with client.poller(timeout=60) as poller:
