@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import IS_QUEUED, batch_lines, batches, payments
+from mobilemoney_async.database.schema import IS_QUEUED, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
@@ -232,16 +232,12 @@ def _proposed(
     A line that shares a key with these lines does not count: both are one payment. Each batch is read as a whole: no
     index helps to find some numbers in it.
     """
-    columns, keys = batch_lines.c, {each.key for each in lines}
-    kinds = {(each.phone_number, each.amount) for each in lines}
-    others = (batches.c.account == journal.account, batches.c.state == PROPOSED, batches.c.id != batch)
-    recent = sa.select(batches.c.id).where(*others, batches.c.proposed_at >= now - _RECENT)
+    keys, kinds = {each.key for each in lines}, {(each.phone_number, each.amount) for each in lines}
+    recent = (batches.c.state == PROPOSED, batches.c.id != batch, batches.c.proposed_at >= now - _RECENT)
     found: dict[tuple[str, str], str] = {}
-    for other in journal.execute(recent.order_by(batches.c.proposed_at)).scalars().all():
-        of_other = (columns.account == journal.account, columns.batch == other)
-        statement = sa.select(columns.line, columns.key, columns.phone_number, columns.amount).where(*of_other)
-        for row in journal.execute(statement):
+    for other in journal.rows(batches, *recent, order_by=[batches.c.proposed_at]):
+        for row in find_lines(journal, other.id):
             kind = (row.phone_number, row.amount)
             if kind in kinds and row.key not in keys:
-                found[kind] = f"line {row.line} of batch {other}, which is to be approved,"
+                found[kind] = f"line {row.line} of batch {other.id}, which is to be approved,"
     return found
