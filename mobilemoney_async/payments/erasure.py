@@ -79,8 +79,7 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
         StoreError: A payment of it is open, or a batch waits for approval; the error names them. Or the store has
             nothing of it: the name may be misspelt, and another merchant's to come.
     """
-    known = (sa.exists().where(table.c.account == journal.account) for table in (accounts, payments, batches))
-    if not (is_repeated or journal.execute(sa.select(sa.or_(*known))).scalar_one()):
+    if not (is_repeated or any(journal.rows(table, limit=1) for table in (accounts, payments, batches))):
         said = f"the store has nothing of account {journal.account!r}: nothing was erased"
         raise StoreError(said, outcome="not_sent")
     journal.lock_account()
