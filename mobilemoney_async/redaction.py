@@ -26,18 +26,19 @@ _SHORT = (
 )
 _NAME = rf"(?<![\w-])(?=[\w-]*?(?:sess(?:ion)?[_-]?id|{_START}(?:{_LONG}|{_SHORT})))[\w-]++"
 _NAMES = rf"(?:(?:api|access|private|secret|signing|encryption)\s(?:key|code)[\w-]*+|(?<![\w-])key(?==)|{_NAME})"
-_GROUPS = r"\d++(?:[ \-]\d++)++"
-_QUOTED = r"""\\++"(?:[^\\]|\\++(?!"))*+(?:\\++")?|"(?:[^"\\]|\\.)*+"?|'[^']*+'?"""
+# A repeated group is atomic, not possessive: before Python 3.11.5 the latter may end behind a repetition that failed.
+_GROUPS = r"\d++(?>(?:[ \-]\d++)+)"
+_QUOTED = r"""\\++"(?>(?:[^\\]|\\++(?!"))*)(?:\\++")?|"(?>(?:[^"\\]|\\.)*)"?|'[^']*+'?"""
 # Without a sign between them, a value has a digit, or a sign or a capital inside, or is quoted; or it follows `Bearer`.
 _ODD = r"""(?=[^\s:=]*(?:\d|\w[\-._~+/]\w|(?-i:[a-z][A-Z])))[^\s,;&}<:="']++"""
 _FIELD = (
-    rf"""(?i)(?P<name>{_NAMES}[\\"']*+\s*+[:=>]++\s*+(?:(?:bearer|basic|token)\s++)?+)(?P<value>{_QUOTED}|{_GROUPS}|[^\s,;&}}<]++)"""
-    rf"""|(?P<word>{_NAMES}[\\"']*+\s++(?:(?:is|was|ni)\s++)?+)(?P<odd>{_QUOTED}|{_GROUPS}|{_ODD})(?!\s*+[=:])"""
+    rf"""(?i)(?P<name>{_NAMES}[\\"']*+\s*+[:=>]++\s*+(?>(?:(?:bearer|basic|token)\s++)?))(?P<value>{_QUOTED}|{_GROUPS}|[^\s,;&}}<]++)"""
+    rf"""|(?P<word>{_NAMES}[\\"']*+\s++(?>(?:(?:is|was|ni)\s++)?))(?P<odd>{_QUOTED}|{_GROUPS}|{_ODD})(?!\s*+[=:])"""
     r"""|(?P<scheme>(?<![\w-])(?:bearer|basic)\s++)(?P<token>[^\s,;&}<:="']++)(?!\s*=)"""
 )
 _COOKIE = (
     r"""(?i)(?<![\w-])((?:set-)?cookies?[\\"']*+\s*+[:=]\s*+)"""
-    r"""(?:[\w\-.]++=[^\s;,]*+|secure\b|httponly\b)(?:;\s*+(?:[\w\-.]++=[^\s;,]*+|secure\b|httponly\b))*+"""
+    r"""(?:[\w\-.]++=[^\s;,]*+|secure\b|httponly\b)(?>(?:;\s*+(?:[\w\-.]++=[^\s;,]*+|secure\b|httponly\b))*)"""
 )
 # A part of a path is hidden after a word of a link that someone got by mail, or where it is no plain word.
 _LINK = (

@@ -17,7 +17,7 @@ _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 # Uncompiled: `re` compiles them at the first error, and keeps them.
 _LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
 # Nine digits with any separators, or six with spaces and hyphens. A masked number stays as it is.
-_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
+_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}\d){8,}|(?:[ \-]*+\d){6,}|(?:[ \-]*+\d){5}(?!…))"
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
 _ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
