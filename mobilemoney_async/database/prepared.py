@@ -27,20 +27,18 @@ def run(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]
     if dialect is None:  # the merchant's own
         return connection.execute(statement, parameters)
     text, defaults, writers = _prepare(statement, dialect, frozenset(parameters))
-    given = {name: parameters.get(name, default) for name, default in defaults.items()}
-    return connection.exec_driver_sql(text, {name: _convert(writers.get(name), given[name]) for name in given})
+    given = {**defaults, **parameters}
+    for name, write in writers.items():
+        given[name] = write(given[name])
+    # Members of enumerations are texts here, for which psycopg has another way.
+    return connection.exec_driver_sql(text, {k: str(v) if isinstance(v, str) else v for k, v in given.items()})
 
 
 @functools.lru_cache(maxsize=128)
 def _prepare(
     statement: Any, dialect: sa.Dialect, names: frozenset[str]
-) -> tuple[str, Mapping[str, Any], Mapping[str, Convert | None]]:
-    """Return a statement's text for parameters of these names, the values of all parameters, and what converts them."""
+) -> tuple[str, Mapping[str, Any], Mapping[str, Convert]]:
+    """Return a statement's text for parameters of these names, the values of all parameters, and what converts some."""
     compiled: Any = statement.compile(dialect=dialect, column_keys=sorted(names))
     writers = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in compiled.binds.items()}
-    return compiled.string, compiled.params, writers
-
-
-def _convert(process: Convert | None, value: Any) -> Any:
-    converted = value if process is None else process(value)
-    return str(converted) if isinstance(converted, str) else converted  # enumerations too
+    return compiled.string, compiled.params, {name: write for name, write in writers.items() if write is not None}
