@@ -16,6 +16,8 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 
 T = TypeVar("T", bound=Data | MobileMoneyError)
 
+# ASCII only: any text of the service fits into any database.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 # The longest error or note, characters.
 _LONGEST = 500
 # Longer than any amount of an answer: the total of a batch is one too. An exponent would fill the memory.
@@ -30,8 +32,7 @@ def dump(value: Data | MobileMoneyError) -> str:
     # Here: cattrs takes a third of the package's import.
     from mobilemoney_async.contract.converter import converter
 
-    # ASCII only: any text of the service fits into any database.
-    return json.dumps(converter.unstructure(value), separators=(",", ":"))
+    return _encode(converter.unstructure(value))
 
 
 def load(cl: type[T], text: str) -> T:
