@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import weakref
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.abc
 import attrs
-from anyio.lowlevel import RunVar
+from anyio.lowlevel import current_token
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -32,6 +33,9 @@ class Signal:
     async def wait(self, *, until: float = math.inf) -> None:
         """Wait for the next `send`, but not longer than until a time of the event loop."""
         event = self._event = self._event or anyio.Event()
+        if until == math.inf:  # most do, and a scope costs as much as the event
+            await event.wait()
+            return
         with anyio.CancelScope(deadline=until):
             await event.wait()
 
@@ -92,23 +96,35 @@ class Leader(Generic[W]):
 V = TypeVar("V")
 
 
-class PerLoop(Generic[V]):
-    """Values of one event loop by their owners, each made when it is first asked for."""
+def running_loop() -> object:
+    """Return asyncio's running event loop, or the token of trio's: what identifies it.
 
-    def __init__(self, name: str, make: Callable[[], V]) -> None:
-        self._values: RunVar[weakref.WeakKeyDictionary[object, V]] = RunVar(name)
+    A `RunVar` of anyio's asks each time which library runs, which is felt in a create.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return current_token().native_token
+
+
+class PerLoop(Generic[V]):
+    """Values of each event loop by their owners, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], V]) -> None:
+        self._values: weakref.WeakKeyDictionary[object, weakref.WeakKeyDictionary[object, V]]
+        self._values = weakref.WeakKeyDictionary()
         self._make = make
 
     def of(self, owner: object) -> V:
         """Return the value of an owner in this event loop."""
-        try:
-            values = self._values.get()
-        except LookupError:
-            values = weakref.WeakKeyDictionary()
-            self._values.set(values)
-        if owner not in values:
-            values[owner] = self._make()
-        return values[owner]
+        loop = running_loop()
+        values = self._values.get(loop)
+        if values is None:
+            values = self._values[loop] = weakref.WeakKeyDictionary()
+        value = values.get(owner)
+        if value is None:
+            value = values[owner] = self._make()
+        return value
 
 
 @asynccontextmanager

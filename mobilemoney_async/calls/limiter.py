@@ -27,6 +27,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import refuse, require_integer, require_seconds
+from mobilemoney_async.waiting import running_loop
 
 if TYPE_CHECKING:
     from anyio.abc import AsyncBackend
@@ -140,7 +141,7 @@ class LoopLock:
         return self._lock.locked()
 
     async def __aenter__(self) -> None:
-        self._loop.enter(anyio.lowlevel.current_token().native_token)
+        self._loop.enter(running_loop())
         try:
             await self._lock.acquire()
         except BaseException:

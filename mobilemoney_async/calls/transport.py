@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-import anyio
 import httpx
 
 from mobilemoney_async.calls.bodies import read_body
@@ -28,6 +27,7 @@ from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
+from mobilemoney_async.waiting import running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -198,7 +198,7 @@ class _TransportSender:
 
     def _open(self) -> httpx.AsyncBaseTransport:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
-        loop = anyio.lowlevel.current_token().native_token
+        loop = running_loop()
         if self._transport is None or self._loop is not loop:
             self._transport = make_pool(self._base_url, aiohttp=self._aiohttp)
             self._loop = loop
@@ -210,7 +210,7 @@ class _TransportSender:
             if is_resting and id(transport) in self._flights:
                 return  # the last request over it closes it
             # The connections of another loop are beyond reach: it has ended, and they with it.
-            if self._loop is anyio.lowlevel.current_token().native_token:
+            if self._loop is running_loop():
                 await transport.aclose()
 
 

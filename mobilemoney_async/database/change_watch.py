@@ -129,5 +129,5 @@ class ChangeWatch:
                 each.finish()
 
 
-watches: PerLoop[ChangeWatch] = PerLoop("mobilemoney_async_change_watches", ChangeWatch)
+watches: PerLoop[ChangeWatch] = PerLoop(ChangeWatch)
 """Watch of each database in this event loop."""

@@ -56,7 +56,7 @@ _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS sho
 
 # How far the host's monotonic clock, which its processes share, is ahead of an event loop's: measured once for a loop,
 # so that in virtual time the store's clock is virtual too.
-_ahead_of_the_loop = PerLoop("mobilemoney_async_store_clock", lambda: monotonic() - anyio.current_time())
+_ahead_of_the_loop = PerLoop(lambda: monotonic() - anyio.current_time())
 
 Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
@@ -79,7 +79,7 @@ class _Loop:
     leaders: tuple[Leader[Work[Any]], ...] = attrs.field(factory=lambda: (Leader(), Leader(), Leader()))
 
 
-_loops = PerLoop("mobilemoney_async_store_loops", _Loop)
+_loops = PerLoop(_Loop)
 
 
 class Database:

@@ -23,7 +23,7 @@ from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.page_choice import PageSweep
-from mobilemoney_async.waiting import Signal
+from mobilemoney_async.waiting import Signal, running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -162,7 +162,7 @@ class Prefetch(Generic[T]):
 
 def _start_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop."""
-    loop: Any = anyio.lowlevel.current_token().native_token
+    loop: Any = running_loop()
     if hasattr(loop, "create_task"):
         task = loop.create_task(work())
         _running.add(task)  # the loop itself keeps only a weak reference

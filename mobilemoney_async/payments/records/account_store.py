@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import anyio
 import attrs
-from anyio.lowlevel import current_token
 
 from mobilemoney_async.database.change_watch import watches
 from mobilemoney_async.database.encryption import TokenCipher
@@ -21,6 +20,7 @@ from mobilemoney_async.payments.records.account_state import change_state
 from mobilemoney_async.payments.records.account_status import AccountState
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import JournalEntry
+from mobilemoney_async.waiting import running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -45,7 +45,7 @@ class KeyedLock:
     @asynccontextmanager
     async def hold(self, name: Hashable) -> AsyncGenerator[None]:
         """Hold the lock of a name. Cancelling the wait gives up the place in line."""
-        place = (current_token(), name)
+        place = (running_loop(), name)
         # Taken, or waited for, before the next await: the lock passes from one task to the next without being free.
         # A free one is taken without a turn of the loop: the work under it waits for the database anyway.
         lock = self._locks.setdefault(place, anyio.Lock(fast_acquire=True))
@@ -58,11 +58,11 @@ class KeyedLock:
 
     def is_held(self, name: Hashable) -> bool:
         """Return whether this event loop holds the lock of a name."""
-        return (current_token(), name) in self._locks
+        return (running_loop(), name) in self._locks
 
     def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
         """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
-        here = current_token()
+        here = running_loop()
         # A copy first, which is atomic: other threads add and remove names.
         return {name for loop, name in list(self._locks) if name != but or loop != here}
 
