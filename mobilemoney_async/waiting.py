@@ -107,6 +107,14 @@ def running_loop() -> object:
         return current_token().native_token
 
 
+def loop_time() -> float:
+    """Return the time of the running event loop; as `running_loop`."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return anyio.current_time()
+
+
 class PerLoop(Generic[V]):
     """Values of each event loop by their owners, each made when it is first asked for."""
 

@@ -27,7 +27,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import refuse, require_integer, require_seconds
-from mobilemoney_async.waiting import running_loop
+from mobilemoney_async.waiting import loop_time, running_loop
 
 if TYPE_CHECKING:
     from anyio.abc import AsyncBackend
@@ -194,22 +194,11 @@ class LaneQueue:
         self._first: float | None = None  # how far the host's clock is ahead of the first loop's
 
     def now(self) -> float:
-        """Return the time, on the clock of the first event loop: each run of trio has a clock of its own.
-
-        Does not ask each time which event loop library runs.
-        """
-        if self._backend is not None:
-            try:
-                return self._read_clock(self._backend)
-            except RuntimeError:  # another library than last time
-                pass
-        self._backend = anyio.lowlevel.current_token().backend_class
-        return self._read_clock(self._backend)
-
-    def _read_clock(self, backend: type[AsyncBackend]) -> float:
-        loop, now = backend.current_token(), backend.current_time()
+        """Return the time, on the clock of the first event loop: each run of trio has a clock of its own."""
+        loop, now = running_loop(), loop_time()
         known, ahead = self._clock
         if loop is not known:
+            self._backend = anyio.lowlevel.current_token().backend_class
             host = monotonic() - now
             self._first = host if self._first is None else self._first
             ahead = host - self._first
@@ -257,7 +246,7 @@ class LaneQueue:
         `InvalidRequest` while others wait in another event loop.
         """
         assert self._backend is not None  # `now` comes from it
-        self._loop.enter(self._backend.current_token())
+        self._loop.enter(running_loop())
         lane = self._lanes[priority]
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
         waiter = _Waiter(now, self._backend.create_event())

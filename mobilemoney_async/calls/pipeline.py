@@ -41,6 +41,7 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
 )
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
+from mobilemoney_async.waiting import loop_time
 
 if TYPE_CHECKING:
     from mobilemoney_async.calls.instrumentation import Instrumentation
@@ -238,18 +239,18 @@ class Pipeline:
             token = await self.token()
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
-        asked_at, place = anyio.current_time(), call.granted_at
+        asked_at, place = loop_time(), call.granted_at
         if place is None or asked_at > place + FRESH:
             # A place that lay unused during a login would come on top of those granted since.
             await self.limiter.acquire(call.lane, ahead=call.ahead or place is not None)
         call.granted_at = None
         if self._instrumentation is not None:
-            self._instrumentation.waited(call.lane, anyio.current_time() - asked_at)
+            self._instrumentation.waited(call.lane, loop_time() - asked_at)
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
-            granted_at = anyio.current_time()
+            granted_at = loop_time()
             call.token = await self.token()
-            if anyio.current_time() > granted_at + FRESH:
+            if loop_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
                 await self.limiter.acquire(call.lane, ahead=True)
         self.wire.check_open()
@@ -258,13 +259,13 @@ class Pipeline:
         recorder = call.recorder
         if recorder is None:
             return await self._exchange(call)
-        asked_at, written_at = anyio.current_time(), self.utcnow()
+        asked_at, written_at = loop_time(), self.utcnow()
         patience = await recorder.sending(self.options.timeout)
         lives = patience + self.options.timeout
 
         def took() -> float:
             # By both clocks: the monotonic one stops while the machine sleeps.
-            return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
+            return max(loop_time() - asked_at, (self.utcnow() - written_at).total_seconds())
 
         def require_alive() -> None:
             # A process that was stopped while it connected wakes with the connection before it wakes with its time-out.
@@ -294,7 +295,7 @@ class Pipeline:
             checks = (self.claim.require, *checks)
         call.sent_at = self.utcnow()
         call.flight = flight = Flight(checks=checks)
-        started = anyio.current_time()
+        started = loop_time()
         status, error = None, None
 
         def read(answer: Answer) -> Any:
@@ -320,7 +321,7 @@ class Pipeline:
             error = exc
             raise
         finally:
-            self._report(call, status, error, anyio.current_time() - started)
+            self._report(call, status, error, loop_time() - started)
 
     def _report(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
         """Log an attempt, and report it as an event."""
@@ -403,7 +404,7 @@ class Pipeline:
         # Ahead of the payments in its lane: they need the token too. One attempt: the calls that wait for it try again,
         # each by its own policy, and the two must not multiply.
         call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, {"email": email}, ahead=True, retry=_ONCE)
-        asked_at, error = anyio.current_time(), None
+        asked_at, error = loop_time(), None
         try:
             result: LoginResult = await self._run(call)
         except BaseException as exc:  # a cancellation too: there is no token
@@ -411,7 +412,7 @@ class Pipeline:
             raise
         finally:
             if self._instrumentation is not None:
-                self._instrumentation.token_renewed(error, anyio.current_time() - asked_at)
+                self._instrumentation.token_renewed(error, loop_time() - asked_at)
         return result
 
 

@@ -38,7 +38,7 @@ from mobilemoney_async.database.url import (
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import Leader, PerLoop
+from mobilemoney_async.waiting import Leader, PerLoop, loop_time
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -56,7 +56,7 @@ _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS sho
 
 # How far the host's monotonic clock, which its processes share, is ahead of an event loop's: measured once for a loop,
 # so that in virtual time the store's clock is virtual too.
-_ahead_of_the_loop = PerLoop(lambda: monotonic() - anyio.current_time())
+_ahead_of_the_loop = PerLoop(lambda: monotonic() - loop_time())
 
 Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
@@ -185,7 +185,7 @@ class Database:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         is_server, ahead = self.dialect == "postgresql", _ahead_of_the_loop.of(Database)
-        began_at, began = anyio.current_time() + ahead, monotonic()
+        began_at, began = loop_time() + ahead, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
 
@@ -205,7 +205,7 @@ class Database:
         work_of = Work(timed, writes=writes, durable=durable, share_key=share_key, own_thread=own_thread)
         result, seen, at = await self._run(work_of)
         # Everything since, the commit above all, took time of its own.
-        return result, anyio.current_time() - (monotonic() - at) - seen if is_server else -ahead
+        return result, loop_time() - (monotonic() - at) - seen if is_server else -ahead
 
     def time_of_transaction(self, utcnow: Callable[[], datetime]) -> Callable[[sa.Connection], datetime]:
         """Return what tells a transaction the time, where it decides what cannot be taken back: by PostgreSQL's clock.

@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import anyio
 import attrs
 
 from mobilemoney_async.client import ClientOwner
 from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.waiting import loop_time
 
 if TYPE_CHECKING:  # without the extra `store` there is none
     from mobilemoney_async.payments.records.account_store import AccountStore
@@ -94,7 +94,7 @@ class OpenClients:
         finally:
             merchant.users -= 1
             if not merchant.users and not self.is_closed:
-                merchant.used_at = anyio.current_time()
+                merchant.used_at = loop_time()
                 self._busy.discard(merchant)
                 self._idle[merchant] = self._connected[merchant] = None
                 await self.close_idle()
@@ -102,7 +102,7 @@ class OpenClients:
     async def close_idle(self) -> None:
         """Close connections that were idle for long, and clients beyond `max_open`, as far as nothing pins them."""
         # Shielded where it waits; without anything to close it does not wait.
-        until = anyio.current_time() - _KEPT
+        until = loop_time() - _KEPT
         while self._connected and (first := next(iter(self._connected))).used_at <= until:
             del self._connected[first]
             await first.owner.close_idle(keeps_store=True)

@@ -33,6 +33,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, ReservationRequest, reserve
 from mobilemoney_async.values import require_seconds
+from mobilemoney_async.waiting import loop_time
 
 _ASK_AT_ONCE = -math.inf
 _UPDATE = budgets.update().where(budgets.c.account == sa.bindparam("of")).values(state=sa.bindparam("state"))
@@ -233,4 +234,4 @@ class SharedLimiter:
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(work, share_key=(self._account,))
-        return reservation, seen_at, offset + self._now() - anyio.current_time()
+        return reservation, seen_at, offset + self._now() - loop_time()

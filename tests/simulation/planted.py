@@ -295,8 +295,8 @@ DEFECTS = (
     Defect(
         "a sender that stood still may send a quarter of an hour later",
         "calls/pipeline.py",
-        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
-        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds()) - 900",
+        "return max(loop_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
+        "return max(loop_time() - asked_at, (self.utcnow() - written_at).total_seconds()) - 900",
     ),
     Defect(
         "a match that fits another key's earlier attempt is adopted",
@@ -308,8 +308,8 @@ DEFECTS = (
     Defect(
         "a host that slept between record and socket sends what others have given up",
         "calls/pipeline.py",
-        "return max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
-        "return anyio.current_time() - asked_at",
+        "return max(loop_time() - asked_at, (self.utcnow() - written_at).total_seconds())",
+        "return loop_time() - asked_at",
     ),
     Defect(
         "a soft refusal of a queued payment counts as certainly unmade",
