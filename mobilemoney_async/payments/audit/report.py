@@ -26,7 +26,7 @@ from mobilemoney_async.payments.ownership.matching import (
     own_samples,
     query_for,
 )
-from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, identify, next_step
+from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, forgotten_step, identify, next_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.text import arguments, shown_text, text_repr
 
@@ -277,8 +277,9 @@ class Comparison:
         said = f"no payment claims transaction {row.id} ({shown_text(row.status)})"
         if not may_be_shillings(row):
             said += f", in {shown_text(row.currency)}, which no total counts"
+        step = None
         if self.facts.classify(row, None) is RowClass.LOST:
-            said += ", of a time that the store has lost"
+            said, step = f"{said}, of a time that the store has lost", forgotten_step(row.id)
         near = self._near(row)
         known = (each for each in near if each.transaction_id is not None and _has_moved(each.type, row.status))
         paid = next((each for each in known if _has_moved(each.type, each.status)), None)
@@ -290,9 +291,9 @@ class Comparison:
             yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row, self._step(unidentified, row))
         elif paid is not None:
             said += f", which fits payment {paid.key!r} as well as its own transaction {paid.transaction_id}"
-            yield difference(DifferenceKind.PAID_TWICE, said, paid, row)
+            yield difference(DifferenceKind.PAID_TWICE, said, paid, row, step)
         elif self.is_sole_writer or not may_be_shillings(row):
-            yield difference(DifferenceKind.UNCLAIMED, said, row=row)
+            yield difference(DifferenceKind.UNCLAIMED, said, row=row, step=step)
 
     def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
         """Return the payments of a row's kind that were sent within a day of it, nearest first."""

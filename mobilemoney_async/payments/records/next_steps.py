@@ -84,10 +84,15 @@ def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
     """Return the next step for a transaction that no payment claims."""
     name = transaction.transaction_id
     if transaction.is_gap:
-        said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
-        return NextStep(said, (recover("KEY", name), explain(name)))
+        return forgotten_step(name)
     twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
     return NextStep(f"{twice}Find out what it is, then explain it.", (explain(name),))
+
+
+def forgotten_step(transaction_id: str) -> NextStep:
+    """Return the next step for a transaction of a time that the store has lost."""
+    said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
+    return NextStep(said, (recover("KEY", transaction_id), explain(transaction_id)))
 
 
 def explain(transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
