@@ -178,7 +178,7 @@ def restored(*, note: Note, service: Service) -> None:
     text = check(partial(require_text, "note"), note, "--note must say who you are, and which backup it was")
 
     async def work(store: AccountStore) -> int:
-        from mobilemoney_async.payments.records.account_state import note_restored
+        from mobilemoney_async.payments.ownership.searches import note_restored
 
         await require_tables(store)
         return await store.decide(lambda journal, at: note_restored(journal.connection, text, at))

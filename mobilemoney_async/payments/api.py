@@ -111,6 +111,7 @@ class Payments(PaymentBook):
         numbers = {name: normalise_phone_number(each) for name, each in (phone_numbers or {}).items()}
         text = require_text("note", note)
         await self._recovery.binding.require_bound()
+        await self._recovery.note_due()
         return await import_transactions(self._store, self._pipeline, pairs, note=text, phone_numbers=numbers)
 
     async def audit(self, *, from_date: date, to_date: date) -> AuditReport:

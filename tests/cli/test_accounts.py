@@ -191,7 +191,7 @@ def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
     columns = accounts.c
     found = execute(url, sa.select(columns.went_backwards, columns.due_since, columns.known_until))
     assert [row.went_backwards for row in found] == [True] * 3
-    assert all(row.due_since is not None and row.known_until is None for row in found)
+    assert None not in [each for row in found for each in row]  # as of now, not of the comparison
     assert run("list", "--store", url).stdout.count("behind") == 3  # at once
     # Compared once, and to be compared again: disbursements still wait.
     execute(url, sa.update(accounts).values(due_since=None, again_at=found[0].due_since))

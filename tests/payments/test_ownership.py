@@ -22,7 +22,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.events import StoreBehind
-from mobilemoney_async.payments.records.account_state import note_restored
+from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import killed_at_end
 from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
@@ -66,6 +66,15 @@ async def is_stopped(world: World, client: AsyncClient, asked: Order) -> None:
     said = await world.attempt(client, asked)
     assert isinstance(said, MobileMoneyError), said
     assert world.posts(asked.key) == before
+
+
+async def say_restored(world: World, client: AsyncClient, of: str) -> None:
+    """Say that a backup was restored, of an account or of the whole database."""
+    if of == "account":
+        await client.payments.restored(note="Asha restored the backup of noon")
+    else:
+        parts = account_store(SQLStore(world.url))
+        await parts.decide(lambda journal, at: note_restored(journal.connection, "Asha: noon", at), world.utcnow)
 
 
 Word = Callable[[World, AsyncClient], Awaitable[object]]
@@ -376,13 +385,54 @@ async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> No
     async with world.client() as client:
         await client.payments.restored(note="Asha restored the backup of noon")
         await is_stopped(world, client, second)
+        days = {"from_date": world.utcnow().date() - timedelta(days=1), "to_date": world.utcnow().date()}
+        (forgotten,) = (await client.payments.audit(**days)).differences
+        assert forgotten.commands[0][:2] == ("payments", "recover"), forgotten
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
         await is_stopped(world, client, second)
 
 
-@pytest.mark.parametrize("of_all", [False, True], ids=["account", "database"])
-async def test_a_word_about_a_backup_from_before_the_first_payment(world: World, kind: str, *, of_all: bool) -> None:
+@pytest.mark.parametrize("is_said_of", ["account", "database"])
+async def test_a_word_after_other_commands(world: World, kind: str, is_said_of: str) -> None:
+    """Those that read the list have kept the life of a young backup going: nothing is remembered of the lost time."""
+    second = order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        await anyio.sleep(MINUTE)
+        await world.pay(client, [second])
+    await restore(world, tables, MINUTE)
+    async with world.client() as client:
+        await client.payments.reconcile()
+        await say_restored(world, client, is_said_of)
+        await world.reconcile(client, GRACE)
+        await is_stopped(world, client, second)
+
+
+@pytest.mark.parametrize("is_said_of", ["account", None])
+async def test_an_import_before_the_comparison_hides_no_other_payment(
+    world: World, kind: str, is_said_of: str | None
+) -> None:
+    """What the store knew last is as of the word, or as of the first command after the restore."""
+    first, second = order(kind, "order-1"), order(kind, "order-2", 2)
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        for each in (first, second):
+            await anyio.sleep(20 * MINUTE)
+            await world.pay(client, [each])
+    await restore(world, tables)
+    async with world.client() as client:
+        if is_said_of is not None:
+            await say_restored(world, client, is_said_of)
+        await client.payments.recover({second.key: world.made(second.key)[0]}, note="Asha: the customer showed it")
+        await world.reconcile(client, 0, GRACE)
+        await is_stopped(world, client, first)
+
+
+@pytest.mark.parametrize("is_said_of", ["account", "database"])
+async def test_a_word_about_a_backup_from_before_the_first_payment(world: World, kind: str, is_said_of: str) -> None:
     """A store that knows of no payment may have forgotten all of them, however long ago they were made."""
     async with world.client() as client:
         await client.payments.reconcile()  # the account is known
@@ -390,11 +440,7 @@ async def test_a_word_about_a_backup_from_before_the_first_payment(world: World,
         await world.pay(client, [first := order(kind, "order-1")])
     await restore(world, tables, 2 * HOUR)
     async with world.client() as client:
-        if of_all:
-            parts = account_store(SQLStore(world.url))
-            await parts.decide(lambda journal, at: note_restored(journal.connection, "Asha: noon", at), world.utcnow)
-        else:
-            await client.payments.restored(note="Asha restored the backup of noon")
+        await say_restored(world, client, is_said_of)
         await is_stopped(world, client, first)
         await anyio.sleep(2 * GRACE)
         await is_stopped(world, client, first)

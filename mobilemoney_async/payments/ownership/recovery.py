@@ -47,10 +47,16 @@ from mobilemoney_async.payments.ownership.duplicates import require_placed, requ
 from mobilemoney_async.payments.ownership.evidence import Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
-from mobilemoney_async.payments.ownership.searches import add_lost_time, begin_life, find_lives, read_row_facts
+from mobilemoney_async.payments.ownership.searches import (
+    BEFORE_ALL,
+    add_lost_time,
+    begin_life,
+    find_lives,
+    note_restored,
+    read_row_facts,
+)
 from mobilemoney_async.payments.ownership.surplus import open_attempts
 from mobilemoney_async.payments.ownership.unclaimed import record_lost
-from mobilemoney_async.payments.records.account_state import BEFORE_ALL, RESTORED
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
@@ -166,7 +172,9 @@ class Recovery:
             return
         now = self._pipeline.utcnow()
         self._store.due_since = now
-        await self.binding.save(**RESTORED, due_since=now, note=note)
+        await self._store.write(
+            lambda journal: note_restored(journal.connection, note, now, account=journal.account), share_key=""
+        )
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -261,6 +269,12 @@ class Recovery:
             # For a while the list is not asked for again.
             self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
         raise _UnreadableError(self.memory.obstacle) from cause
+
+    async def note_due(self) -> None:
+        """Note a comparison that is due: a payment that is imported before it shows nothing."""
+        facts = await self.binding.read()
+        if self._store.sole_writer is not False and must_compare(facts, self._pipeline.utcnow()):
+            await self._note_due(facts)
 
     async def _note_due(self, facts: AccountFacts) -> _Due:
         """Return the comparison that is due, as noted in the store: payments from now on show nothing.

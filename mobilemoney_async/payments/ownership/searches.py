@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
 
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, lives, lost_times, payments
+from mobilemoney_async.database.schema import (
+    IS_UNIDENTIFIED,
+    WAS_REFUSED_SOFTLY,
+    accounts,
+    insert_missing,
+    lives,
+    lost_times,
+    payments,
+)
 from mobilemoney_async.payments.ownership.comparison import CONTACT, Lives, RowFacts, Span
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
@@ -18,6 +27,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.payments.records.unmatched import explained, lost_ids
+from mobilemoney_async.text import printable
 
 _DAY = timedelta(days=1)
 # Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
@@ -25,6 +35,8 @@ _DAY = timedelta(days=1)
 _MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
+BEFORE_ALL: datetime = datetime(2001, 1, 1, tzinfo=UTC)
+"""Time before every payment: a store that knows of none may have forgotten all of them."""
 # For how long lives are kept.
 _KEPT = timedelta(days=30)
 
@@ -41,6 +53,34 @@ def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:
     is_known = lives.c.until.between(now - _KEPT, now + CONTACT)
     journal.execute(lives.delete().where(lives.c.account == journal.account, ~is_known))
     journal.insert(lives, began_at=began_at, until=now)
+
+
+def note_restored(connection: sa.Connection, note: str, now: datetime, *, account: str | None = None) -> int:
+    """Note someone's word that a backup was restored, about one account or all, and return their number.
+
+    Each is compared with the service before it pays; see `Recovery.restored`. What an earlier word has left is over. A
+    life that goes on ends with its newest payment: who has begun since may have lengthened it over the lost time.
+    """
+    run, columns = connection.execute, accounts.c
+    # What is only queued has no row yet.
+    queued = sa.select(_columns.account).distinct().where(_columns.account.not_in(sa.select(columns.account)))
+    if names := run(queued).scalars().all() if account is None else [account]:
+        run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
+
+    def newest(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+        here = (_columns.account == table.c.account, _columns.sent_at <= now, *where)
+        return sa.select(sa.func.max(_columns.sent_at)).where(*here).scalar_subquery()
+
+    known = sa.func.coalesce(
+        newest(accounts, _columns.transaction_id.is_not(None)), columns.first_record_at, BEFORE_ALL
+    )
+    sent = sa.func.coalesce(newest(lives), lives.c.began_at)
+    goes_on = (lives.c.until > now - CONTACT, lives.c.until > sent)
+    end = sa.case((sent > lives.c.began_at, sent), else_=lives.c.began_at)
+    is_said = [sa.true() if account is None else table.c.account == account for table in (accounts, lives)]
+    run(lives.update().where(is_said[1], *goes_on).values(until=end))
+    values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
+    return run(accounts.update().where(is_said[0]).values(values)).rowcount
 
 
 def find_lives(journal: Journal, settled: timedelta) -> Lives:

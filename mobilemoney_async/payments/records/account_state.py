@@ -7,12 +7,12 @@ once the state is committed, whatever has waited for the rate limit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import UTCDateTime, accounts, erasures, insert_missing, payments
+from mobilemoney_async.database.schema import accounts, erasures, insert_missing
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
@@ -21,15 +21,6 @@ from mobilemoney_async.text import printable, redact
 
 WHOLE_ACCOUNT = "account"
 """In place of a digest, in the list of erasures."""
-
-BEFORE_ALL: datetime = datetime(2001, 1, 1, tzinfo=UTC)
-"""Time before every payment."""
-
-_KNOWS_NOTHING = (accounts.c.first_record_at.is_(None), sa.literal(BEFORE_ALL, UTCDateTime))
-RESTORED: Mapping[str, Any] = {"known_until": sa.case(_KNOWS_NOTHING), "again_at": None, "went_backwards": True}
-"""Columns of an account whose store was restored, beside the time of the word: what an earlier one has left is over.
-
-One that knows of no payment may have forgotten all of them."""
 
 STATE: sa.Label[Any] = account_column("state")
 """State of the account `of_account`, None if it is active, as a column of another statement."""
@@ -46,19 +37,6 @@ def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
     said = f"account {account!r} is {describe(state, note)}; nothing was sent"
     return AccountSuspended(said, state=state, note=None if note is None else redact(note))
-
-
-def note_restored(connection: sa.Connection, note: str, now: datetime) -> int:
-    """Note someone's word that the whole database was restored from a backup, and return the number of its accounts.
-
-    Each account is compared with the service before it pays; see `Recovery.restored`.
-    """
-    # What is only queued has no row yet.
-    queued = sa.select(payments.c.account).distinct().where(payments.c.account.not_in(sa.select(accounts.c.account)))
-    if names := connection.execute(queued).scalars().all():
-        missing = insert_missing(accounts, connection.dialect.name)
-        connection.execute(missing, [{"account": each} for each in names])
-    return connection.execute(accounts.update().values(due_since=now, note=printable(note), **RESTORED)).rowcount
 
 
 def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
