@@ -61,10 +61,15 @@ class LazyCommand(NamedTuple):
 class _Command(TyperCommand):
     """Command that refuses an option in the place of a value, as the groups do."""
 
+    allow_extra_args = True  # click's refusal shows them, and one may be a secret
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             _require_values(self, ctx, args)
-        return super().parse_args(ctx, args)
+        surplus = super().parse_args(ctx, args)
+        if surplus and not ctx.resilient_parsing:
+            raise _USAGE_ERROR(f"too many arguments: {len(surplus)} more than it takes", ctx)
+        return surplus
 
 
 def _require_values(command: Any, ctx: Any, args: Iterable[str]) -> None:
@@ -119,6 +124,8 @@ def _group_class(commands: tuple[LazyCommand, ...]) -> type[TyperGroup]:
             self.commands.update({name: command.listed() for name, command in by_name.items()})
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            if not (args[0].startswith("-") or args[0].replace("-", "").isalpha() or ctx.resilient_parsing):
+                raise _USAGE_ERROR("No such command", ctx)  # the word may be a secret or a phone number
             name, command, rest = super().resolve_command(ctx, args)
             lazy = by_name.get(name or "")
             return name, command if lazy is None else lazy.load(), rest

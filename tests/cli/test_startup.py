@@ -65,6 +65,20 @@ def test_without_a_command_the_list_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    ["otp verify +255681234501 s3cr3t", "otp s3cr3t", "login s3cr3t", "login --email a@b.example s3cr3t x", "s3cr3t"],
+)
+def test_a_surplus_argument_is_not_shown(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be a secret, given where no command reads one."""
+    with pytest.raises(SystemExit) as ended:
+        app(arguments.split(), prog_name="mobilemoney")
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert "s3cr3t" not in said.err
+    assert "81234501" not in said.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["lst"], "mobilemoney: No such command 'lst'"),
