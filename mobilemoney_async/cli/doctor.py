@@ -24,7 +24,7 @@ from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport_pool import make_pool
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import ADVICE, ExitCode, copyable, first_error, run
+from mobilemoney_async.cli.failures import ADVICE, ExitCode, advise, copyable, first_error, run
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
 from mobilemoney_async.cli.output import plain, print_json, visible, waiting
 from mobilemoney_async.client import AsyncClient
@@ -44,6 +44,7 @@ _ADVICE: dict[type, str] = ADVICE | {
     errors.TokenExpired: "the token has expired: mobilemoney login, or get a new one",
     errors.AuthenticationError: "is the token one of this service, complete, and not expired or revoked?",
     errors.PermissionDenied: "fine if it may do what you need; else ask the issuer of the credentials",
+    errors.RateLimitExceeded: "another program uses up the merchant's limit: let all your processes share one store",
     errors.UnexpectedResponse: "another program answers at this address: check the base URL and any proxy",
     errors.TransportError: "it can be reached, but gave no answer in time: try again, or with a longer --timeout",
     Exception: "read the error",
@@ -257,12 +258,13 @@ def judge_call(failure: Exception | None, user: str) -> list[Finding]:
     """Judge credentials and rate limit by a call of the profile, and its error if it failed."""
     if failure is None:
         return [_ok("credentials", f"{user}: accepted")]
+    advice = advise(failure, _ADVICE)
     if isinstance(failure, errors.RateLimitExceeded):
         wait = "" if failure.retry_after is None else f", for {failure.retry_after:g} s more"
-        advice = "another program uses up the merchant's 60 requests a minute: let all your processes share one store"
+        text = "the service rejects requests of this merchant"
+        text = text if failure.is_certain else f"HTTP {failure.status_code} without a code of the service"
         not_tried = _skipped("credentials", f"{user}: not tried, because of the rate limit")
-        return [not_tried, _problem("rate limit", f"the service rejects requests of this merchant{wait}", advice)]
-    advice = next(_ADVICE[cls] for cls in type(failure).__mro__ if cls in _ADVICE)
+        return [not_tried, _problem("rate limit", f"{text}{wait}", advice)]
     if isinstance(failure, errors.PermissionDenied):
         return [_warning("credentials", f"{user}: accepted, but may not read the profile: {failure}", advice)]
     return [_problem("credentials", f"{user}: {failure}", advice)]

@@ -96,7 +96,7 @@ ADVICE: dict[type, str] = {
     errors.LimitExceeded: "pay less (or tomorrow, under a limit of a day), or change the profile's disbursement_limits",
     errors.TransportError: _FIND_CAUSE,
 }
-"""Next steps after an error of a class, or of its nearest base class."""
+"""Next steps after an error of a class, or of its nearest base class; `advise` returns them."""
 _EXIT_CODES: dict[type, ExitCode] = {
     errors.InvalidRequest: ExitCode.USAGE,
     errors.OutcomeUnknown: ExitCode.UNRESOLVED,
@@ -118,12 +118,19 @@ def copyable(text: str) -> str:
     return _COMMAND.sub(complete, text)
 
 
+def advise(exc: Exception, advice: Mapping[type, str] = ADVICE) -> str:
+    """Return the next step after an error. A 429 without the service's code is not about the merchant's limit."""
+    if isinstance(exc, errors.RateLimitExceeded) and not exc.is_certain:
+        return "a gateway or proxy in front of the service limits requests: wait, or ask who runs this address"
+    return next((advice[cls] for cls in type(exc).__mro__ if cls in advice), "")
+
+
 def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, ExitCode]:
     """Return a `MobileMoneyError` or an `OSError` with the next step, as one line, and the exit code."""
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
         return _explain_file(exc)
     text = str(exc)
-    advice = next((ADVICE[cls] for cls in type(exc).__mro__ if cls in ADVICE), "")
+    advice = advise(exc)
     exit_code = next((_EXIT_CODES[cls] for cls in type(exc).__mro__ if cls in _EXIT_CODES), ExitCode.ERROR)
     if isinstance(exc, errors.StoreError) and not advice and exc.is_database:
         advice = _FIND_CAUSE

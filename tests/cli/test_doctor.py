@@ -353,6 +353,15 @@ class TestJudgements:
         assert [each.level for each in found] == [Level.WARNING]
         found = doctor.judge_call(RateLimitExceeded("x", status_code=429), "token")
         assert [each.level for each in found] == [Level.SKIPPED, Level.PROBLEM]
+        assert "merchant" in found[1].text
+
+    def test_a_rejection_that_is_not_the_service_s(self) -> None:
+        """A 429 without the service's code says nothing about the merchant's limit: a gateway has its own."""
+        failure = RateLimitExceeded("x", status_code=429, retry_after=20, is_certain=False)
+        _, found = doctor.judge_call(failure, "token")
+        assert (found.level, "for 20 s more" in found.text) == (Level.PROBLEM, True)
+        assert "merchant" not in f"{found.text} {found.advice}"
+        assert "gateway" in str(found.advice)
 
     def test_a_url_without_its_version(self) -> None:
         """The version prefix is part of the base URL (contract, section 9)."""

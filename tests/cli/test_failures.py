@@ -38,6 +38,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.TransactionNotFound("x", status_code=400), ExitCode.ERROR, "check the id"),
     (errors.InvalidTransactionId("x", status_code=400), ExitCode.ERROR, "copy the id"),
     (errors.RateLimitExceeded("x", status_code=400), ExitCode.ERROR, "wait a minute"),
+    (errors.RateLimitExceeded("x", status_code=429, is_certain=False), ExitCode.ERROR, "gateway"),
     (errors.ServerError("x", status_code=400), ExitCode.ERROR, "try again later"),
     (errors.APIError("x", status_code=400), ExitCode.ERROR, "APIError (HTTP 400): x"),
     (errors.IdempotencyConflict("x"), ExitCode.ERROR, "payments show"),
