@@ -1,5 +1,6 @@
 """Creates under a key: recorded before they are sent, never repeated, and never lost."""
 
+import re
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -280,7 +281,7 @@ async def test_what_was_not_sent_may_be_sent(world: World) -> None:
     "runs lines of payments/records/queries.py, payments/ownership/reconciler.py that no quick test runs"
 )
 async def test_the_error_of_an_unknown_payment_says_what_is_known_and_who_has_to_do_what(sqlite_file_url: str) -> None:
-    """Only of one that the list does not show it says that a confirmation lets it be sent again."""
+    """Of one that the list does not show, a confirmation lets it be sent again; of others, from a time on."""
     world, said = make_world(sqlite_file_url), list[str]()
     store = world.store(resend_absent_collections=False)
     async with world.client(store) as client:
@@ -295,13 +296,16 @@ async def test_the_error_of_an_unknown_payment_says_what_is_known_and_who_has_to
             world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
             await ask()
         await ask()
+        with pytest.raises(StoreError) as early:
+            await client.payments.confirm_absent("order-1", note="Asha: not on the dashboard")
         await world.advance(TWO_MINUTES)
         await miss(world, client)
         assert world.states()[1] == "ABSENT"
         await ask()
     assert "no answer within 5 s" in said[0]
     assert "may or may not exist (the list was read within the grace period" in said[1]
-    assert "someone has to look, and to decide by identify() or confirm_absent(); nothing was sent now" in said[1]
+    times = [re.findall(r"[\d-]+ [\d:]+ UTC", each) for each in (said[1], str(early.value))]
+    assert times[0] == times[1] != []
     assert "does not show the payment: confirm_absent() lets it be sent again; nothing was sent now" in said[2]
 
 

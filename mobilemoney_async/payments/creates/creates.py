@@ -21,7 +21,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -263,7 +263,9 @@ class IdempotentCreates:
             await self._reconciler.run(record, before=functools.partial(self._recovery.compare, facts))
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
-            raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc
+            if record.is_unresolved:
+                raise _unknown(record, self._store.grace) from exc
+            raise _no_look(record, "the list cannot be read") from exc
 
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
         """Return the error for a key that may not be sent now; note first if someone has to decide."""
@@ -271,9 +273,9 @@ class IdempotentCreates:
             reason = Reason(PaymentCause.UNCOMPARED) if record.cause is None else None
             now = self._pipeline.utcnow()
             doubted = await self._store.write(lambda journal: doubt(journal, record, reason, at=now))
-            return doubted if isinstance(doubted, StoreError) else _unknown(doubted)
+            return doubted if isinstance(doubted, StoreError) else _unknown(doubted, self._store.grace)
         if record.is_unresolved or record.candidates:
-            return _unknown(record)
+            return _unknown(record, self._store.grace)
         return _no_look(record, record.reason or "that may not show it yet")
 
     async def _identify(self, request: PaymentRequest, not_echoed: NotEchoedError) -> Acknowledgement:
@@ -350,15 +352,16 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key
     )
 
 
-def _unknown(record: PaymentRecord) -> OutcomeUnknown:
+def _unknown(record: PaymentRecord, grace: float) -> OutcomeUnknown:
     if record.candidates:
         said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to identify() the "
         said += "right one, or to explain() each that is no order of yours"
     elif record.state is PaymentState.ABSENT:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.reason is not None:
+        settled_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
         said = f"the payment may or may not exist ({record.reason}): someone has to look, and to decide by identify() "
-        said += "or confirm_absent()"
+        said += f"or, from {settled_at:%Y-%m-%d %H:%M:%S} UTC on, confirm_absent()"
     else:
         said = "the payment may or may not exist, and was not found yet"
     assert record.sent_at is not None
