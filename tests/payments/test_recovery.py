@@ -504,6 +504,20 @@ async def test_new_credentials_that_cannot_be_checked(world: World, kind: str) -
         await world.pay(client, [order(kind, "second", 2)])
 
 
+@pytest.mark.parametrize("haste", ["timeout", "deadline"])
+async def test_a_look_up_that_was_too_slow_for_one_caller(world: World, haste: str) -> None:
+    """It stops that caller only: others, which wait longer, look for themselves."""
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "first", 1)])
+    world.service.latency = 3.0
+    async with world.client(auth="new.token") as client:
+        hasty: dict[str, Any] = {haste: 1.0}
+        with pytest.raises(StoreError):
+            await client.with_options(**hasty).payments.reconcile()
+        await world.pay(client, [order("collections", "second", 2)])
+
+
 async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, kind: str) -> None:
     """A key that the store knows as refused for certain is stopped as well, and may be imported."""
     world, again = make_world(store_url), order(kind, "again", 1)

@@ -29,6 +29,7 @@ from mobilemoney_async.errors import (
     InvalidToken,
     InvalidTransactionId,
     MobileMoneyError,
+    RequestTimeout,
     StoreError,
     TokenExpired,
     TransactionNotFound,
@@ -202,7 +203,9 @@ class Binding:
                 raise  # with these a payment is refused, too
             except (ForeignError, MobileMoneyError) as exc:
                 is_vaults = self.has_vault and isinstance(exc, ForeignError) and not exc.is_early
-                until = math.inf if is_vaults else anyio.current_time() + _CHECK_AGAIN
+                # This caller had no more time, and others may have.
+                lasts = 0.0 if isinstance(exc, RequestTimeout) else _CHECK_AGAIN
+                until = math.inf if is_vaults else anyio.current_time() + lasts
                 self._memory.refused = known = name, exc, until
             else:
                 if merchant_id is not None and name == await self._name_credentials():
