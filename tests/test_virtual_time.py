@@ -64,6 +64,16 @@ def test_a_loop_may_wake_late(backend: Literal["asyncio", "trio"]) -> None:
     assert sorted(woken) == [(1.0, 1.25), (2.0, 9.0), (5.0, 9.0), (9.0, 9.0), (20.0, 20.0)]
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_loop_that_would_wake_too_early_is_refused(seconds: float) -> None:
+    """Its clock would go back, or nowhere, and the run would never end."""
+    with pytest.raises(ValueError, match="late"):
+        run_virtual(anyio.sleep, 1.0, late=lambda: seconds)
+    _, options = virtual_backend("trio", late=lambda: seconds)
+    with pytest.raises(ValueError, match="late"):
+        options["clock"].jump(1.0)
+
+
 async def echo(stream: SocketStream) -> None:
     async with stream:
         try:

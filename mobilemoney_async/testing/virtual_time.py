@@ -63,6 +63,14 @@ _MORE: Final = 0.02
 _RESOLUTION: Final = time.get_clock_info("monotonic").resolution
 
 
+def _seconds(late: Callable[[], float]) -> float:
+    """Return by how much a loop wakes late. A clock that goes back never reaches its timer."""
+    seconds = late()
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"late must return seconds, at least 0, not {seconds!r}")
+    return seconds
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     """Selector that moves a clock instead of blocking until the loop's next timer.
 
@@ -117,7 +125,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         has_sockets = len(self.get_map()) > 1
         ready = super().select(0) or (super().select(_GRACE) if has_sockets else [])
         if not ready:
-            self.now += timeout + self.late()
+            self.now += timeout + _seconds(self.late)
             if self.now + _RESOLUTION == self.now:
                 # asyncio fires timers due *before* time() + resolution. After some hundred days a float is too coarse
                 # for that sum, and a timer due exactly now would never fire.
@@ -258,7 +266,7 @@ def virtual_backend(
     Args:
         backend: The event loop to use.
         late: Called whenever the clock jumps to a timer; returns by how much the loop wakes later than that, seconds,
-            at least 0. By default it is never late.
+            at least 0: else the run ends with a `ValueError`, under trio its cause. By default it is never late.
 
     Returns:
         The name of the backend and its options.
@@ -274,7 +282,7 @@ def virtual_backend(
 
         clock = MockClock(autojump_threshold=0)
         jump = clock.jump
-        clock.jump = lambda seconds: jump(seconds + late())  # type: ignore[method-assign]
+        clock.jump = lambda seconds: jump(seconds + _seconds(late))  # type: ignore[method-assign]
         return "trio", {"clock": clock}
     raise ValueError(f"backend must be 'asyncio' or 'trio', not {backend!r}")
 
