@@ -35,7 +35,7 @@ def test_a_customer_sees_the_status(database):
     with TestClient(create_app(Sandbox(speed=60).client), base_url="http://shop") as browser:
         browser.post("/orders/order-1", json={"phone_number": "0780 000 789"})
         while (answer := browser.get("/orders/order-1/status")).status_code == 202:
-            time.sleep(0.05)
+            time.sleep(0.05)  # real time: it asks until the payment has ended, however late
         unknown = browser.get("/orders/order-2/status")
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
     assert (unknown.status_code, unknown.headers["Content-Type"]) == (404, "application/problem+json")
