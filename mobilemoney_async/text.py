@@ -20,6 +20,10 @@ _LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}\d){8,}|(?:[ \-]*+\d){6,}|(?:[ \-]*+\d){5}(?!…))"
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
+# As people write them into their own texts: with separators between the digits. A month and a year are none.
+_GAP = r"[ .()\u00a0\u2010-\u2015-]{0,2}"
+_NATIONAL = rf"0[67][0-9](?:[0-9]{_GAP}[0-9]{{3}}{_GAP}[0-9]{{3}}|{_GAP}[0-9]{{3}}{_GAP}[0-9]{{4}})"
+_OWN = rf"(?<![0-9])(?:\+(?:{_GAP}[0-9]){{8,15}}|2{_GAP}5{_GAP}5(?:{_GAP}[0-9]){{9}}|{_NATIONAL})(?![0-9])"
 _ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
@@ -59,6 +63,16 @@ def shown_text(text: str) -> str:
 def text_repr(text: str | None) -> str:
     """Return the repr of an attribute that holds a text of the service."""
     return repr(None if text is None else shown_text(text))
+
+
+def shown_name(text: str) -> str:
+    """Return a name or a key of the merchant's own, such as ``salaries 2026-11``, with phone numbers masked."""
+    return re.sub(_OWN, lambda found: mask_phone_number(found[0]), text)
+
+
+def name_repr(text: str | None) -> str:
+    """Return the repr of an attribute that holds such a name."""
+    return repr(None if text is None else shown_name(text))
 
 
 def shown_id(text: str, limit: int = 64) -> str:

@@ -25,7 +25,7 @@ from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, OddN
 from mobilemoney_async.contract.side_fields import ANSWERS, SideFields, note
 from mobilemoney_async.contract.states import OpenEnum
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.text import mask_phone_number, shown_id, shown_text, text_repr
+from mobilemoney_async.text import mask_phone_number, name_repr, shown_id, shown_name, shown_text, text_repr
 from mobilemoney_async.values import Secret, can_encode, refuse
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ _MONEY = re.compile(r"(?=[0-9.]{1,21}\Z)[0-9]{1,20}(?:\.[0-9]{1,19})?", re.ASCII
 # Texts of the service or of people, which a masked value redacts, unless the field's metadata says that it is ours.
 _TEXTS = frozenset({"detail", "error", "external_id", "failure_reason", "info", "message", "note", "reason"})
 _MOST_SHOWN = 500
+_SHOWN: Mapping[Any, Callable[[str], str]] = {text_repr: shown_text, name_repr: shown_name}
 # Text fields of answers in which a JSON integer is read as its decimal digits.
 _IDENTIFIERS = frozenset(
     {"id", "external_id", "merchant_id", "phone_number", "reference", "settlement_batch", "transaction_id"}
@@ -290,8 +291,8 @@ def _make_writer(*, mask: bool) -> DataConverter:
                 hook = mask_phone_number
             elif mask and each.name in _TEXTS and each.type in {str, str | None} | {Mapping[str, str]}:
                 hook = None if each.metadata.get("is_ours") else _redacted
-            elif mask and each.repr is text_repr:
-                hook = shown_text  # of an optional one, None is left out
+            elif mask:
+                hook = _SHOWN.get(each.repr)  # of an optional one, None is left out
             is_omitted = each.name.startswith("_") or each.type is Secret
             is_optional = each.default is None or each.default == () or isinstance(each.default, attrs.Factory)  # type: ignore[arg-type]
             overrides[each.name] = override(omit=is_omitted, omit_if_default=is_optional, unstruct_hook=hook)

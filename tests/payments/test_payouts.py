@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -24,6 +25,7 @@ from mobilemoney_async import (
     RetryPolicy,
     StoreError,
 )
+from mobilemoney_async.cli.views.payouts import batch_columns, facts_of
 from mobilemoney_async.database import schema
 from mobilemoney_async.payments.payouts.batch import PayoutLine
 from mobilemoney_async.payments.payouts.rows import digest, read_rows
@@ -72,6 +74,25 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
     assert [row["employee"] for row in json.loads(await client.payouts.report(batch.id, "json"))] == ["E1", "E2"]
     assert [each.id for each in await client.payouts.list()] == [batch.id]
     assert world.sent == 2
+
+
+@on_asyncio
+@on_sqlite
+async def test_numbers_in_names_are_masked(client: AsyncClient) -> None:
+    """In a repr, an error and masked data, and in what the commands show; a month in the name stays."""
+    person = "Juma 0681-234 502"
+    batch = await client.payouts.propose(FILE, name=f"salaries 2026-11 {PHONE_NUMBER}", by=person)
+    with pytest.raises(StoreError) as own:
+        await client.payouts.approve(batch.id, by=person, digest=batch.digest)
+    batch = await client.payouts.cancel(batch.id, by=person)
+    with pytest.raises(StoreError) as cancelled:
+        await client.payouts.approve(batch.id, by="Asha", digest=batch.digest)
+    cells = [column.cell(batch) for column in batch_columns()]
+    shown = [repr(batch), batch.to_json(mask=True), str(facts_of(batch)), str(cells)]
+    for text in (*shown, str(own.value), str(cancelled.value)):
+        assert not re.search(r"681\D?234\D?50", text), text
+    assert all("salaries 2026-11" in text for text in shown)
+    assert batch.to_dict()["cancelled_by"] == person
 
 
 @pytest.mark.parametrize("theirs", ["amount", "phone_number"])

@@ -12,7 +12,7 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payouts.batch import FAILED, WORDS, PayoutBatch, PayoutLine, word_of
-from mobilemoney_async.text import name_lines
+from mobilemoney_async.text import name_lines, shown_name
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
@@ -37,7 +37,7 @@ def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
     by = {"proposed": batch.proposed_by, "approved": batch.approved_by, "cancelled": batch.cancelled_by}
     return {
         "batch": batch.id,
-        "name": batch.name,
+        "name": shown_name(batch.name),
         "retry of": batch.retry_of,
         "state": batch.state,
         "payouts": f"{batch.lines:,}",
@@ -48,7 +48,7 @@ def facts_of(batch: PayoutBatch) -> dict[str, str | None]:
         "never paid": _new_recipients(batch),
         **notes_of(batch.duplicates, batch.warnings, batch.left_out),
         "digest": batch.digest,
-        **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
+        **{what: by[what] and f"{output.moment(at[what])} UTC by {shown_name(by[what] or '')}" for what in at},
         "payments": _states(batch),
     }
 
@@ -110,7 +110,7 @@ def batch_columns() -> tuple[Column[PayoutBatch], ...]:
     """Return the columns of a table of batches."""
     return (
         Column("batch", lambda each: each.id, is_id=True),
-        Column("name", lambda each: each.name, min_width=5),
+        Column("name", lambda each: shown_name(each.name), min_width=5),
         Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
         Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
         Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),

@@ -13,7 +13,7 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.text import csv_cell, mask_phone_number, text_repr
+from mobilemoney_async.text import csv_cell, mask_phone_number, name_repr, text_repr
 from mobilemoney_async.values import refuse, require_name
 
 WORDS: Mapping[str, str] = {
@@ -126,14 +126,14 @@ class PayoutBatch(Data):
     """
 
     id: str
-    name: str
+    name: str = attrs.field(repr=name_repr)
     digest: str
     state: str
-    proposed_by: str
+    proposed_by: str = attrs.field(repr=name_repr)
     proposed_at: datetime
-    approved_by: str | None = None
+    approved_by: str | None = attrs.field(default=None, repr=name_repr)
     approved_at: datetime | None = None
-    cancelled_by: str | None = None
+    cancelled_by: str | None = attrs.field(default=None, repr=name_repr)
     cancelled_at: datetime | None = None
     lines: int
     total: Decimal

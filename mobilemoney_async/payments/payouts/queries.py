@@ -23,7 +23,7 @@ from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
 from mobilemoney_async.payments.records.rows import to_record
-from mobilemoney_async.text import command_line
+from mobilemoney_async.text import command_line, shown_name
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
@@ -41,7 +41,8 @@ def nothing_changed(reason: str) -> StoreError:
 def require_second_person(by: str, batch: PayoutBatch | sa.Row[Any]) -> None:
     """Raise `StoreError` if the approver of a batch is its proposer."""
     if is_same_person(by, batch.proposed_by):
-        raise nothing_changed(f"batch {batch.id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
+        proposer = shown_name(batch.proposed_by)
+        raise nothing_changed(f"batch {batch.id!r} was proposed by {proposer}: someone else has to approve it")
 
 
 def require_approvable(batch: sa.Row[Any], *, by: str, digest: str) -> None:
@@ -50,7 +51,7 @@ def require_approvable(batch: sa.Row[Any], *, by: str, digest: str) -> None:
     if digest != batch.digest:
         raise nothing_changed(f"the digest is not that of batch {batch.id!r}: look at it again")
     if batch.state == CANCELLED:
-        raise nothing_changed(f"batch {batch.id!r} was cancelled by {batch.cancelled_by}")
+        raise nothing_changed(f"batch {batch.id!r} was cancelled by {shown_name(batch.cancelled_by)}")
 
 
 def insert_batch(

@@ -6,7 +6,6 @@ Each text of the store is shown with unprintable characters escaped, as text, an
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -40,7 +39,7 @@ from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
 from mobilemoney_async.sandbox.page.snapshot import TONES, money
 from mobilemoney_async.sharing.accounts import read_accounts
 from mobilemoney_async.sharing.overview import MinuteCount, Overview, read_overview
-from mobilemoney_async.text import mask_phone_number
+from mobilemoney_async.text import shown_name
 
 T = TypeVar("T")
 
@@ -49,11 +48,6 @@ _HERE = Path(__file__).parent
 _PAUSE, _SHARE = 2.0, 10
 _HOUR = timedelta(hours=1)
 _NOT_KEPT = {"cache-control": "no-store"}
-# Also as people write them into their own keys: with separators between the digits. A month and a year are none.
-_BETWEEN = r"[ .()\u00a0\u2010-\u2015-]{0,2}"
-_SHORT = rf"2{_BETWEEN}5{_BETWEEN}5(?:{_BETWEEN}[0-9]){{9}}"
-_NATIONAL = rf"0[67][0-9](?:[0-9]{_BETWEEN}[0-9]{{3}}{_BETWEEN}[0-9]{{3}}|{_BETWEEN}[0-9]{{3}}{_BETWEEN}[0-9]{{4}})"
-_PHONE_NUMBER = re.compile(rf"(?<![0-9])(?:\+(?:{_BETWEEN}[0-9]){{8,15}}|{_SHORT}|{_NATIONAL})(?![0-9])")
 _TONES: Mapping[str, str] = {
     **{str(status): tone for status, tone in TONES.items()},
     **dict.fromkeys(("REFUSED", "UNKNOWN", "ABSENT"), "bad"),
@@ -73,7 +67,7 @@ def _shown(value: Any) -> Any:
     """Return a value for a template: a text without phone numbers and commands to the reader's eye."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return output.visible(_PHONE_NUMBER.sub(lambda found: mask_phone_number(found[0]), value))
+    return output.visible(shown_name(value))
 
 
 def axis_end(minutes: Sequence[MinuteCount]) -> int:
