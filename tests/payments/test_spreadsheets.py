@@ -144,6 +144,9 @@ def test_hidden_lines_and_columns_pay_nobody() -> None:
     for row, hidden in ((4, "1"), (5, "true"), (7, "1"), (8, "0")):
         rows += f'<row r="{row}" hidden="{hidden}">{PAID.replace("2", str(row))}</row>'
     assert "hidden: lines 4-5, 7: show" in refused(raw(rows))
+    flat = "".join(f'<row r="{row}" ht="{high}">{PAID.replace("2", str(row))}</row>' for row, high in ((2, 15), (3, 0)))
+    assert "line 3" in refused(raw(flat))
+    assert "(B)" in refused(raw(f"<row>{PAID}</row>", before='<cols><col min="2" max="2" width="0.1"/></cols>'))
     for state in ("hidden", "veryHidden"):
         said = refused(raw(f'<row r="2">{PAID}</row>', sheet=f'<sheet state="{state}" '))
         assert said.endswith("the sheet with the rows is hidden: show it")

@@ -117,14 +117,14 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
     rows, columns, row = list[int](), set[int](), 0
     for _, element in ET.iterparse(io.BytesIO(sheet)):  # noqa: S314 - expat limits what entities become
         kind = element.tag.rpartition("}")[2]
-        if kind == "col" and element.get("hidden") in _HIDDEN:
+        if kind == "col" and _is_hidden(element, "width"):
             hidden_columns.append(range(int(element.get("min", 0)), int(element.get("max", 0)) + 1))
         elif kind == "row":
             row = int(element.get("r", row + 1))
             filled = dict(_filled_cells(element, row))
             # A shared text may be an empty one.
             yield from ((row, column) for column, cell in filled.items() if cell.get("t") != "s")
-            if filled and element.get("hidden") in _HIDDEN:
+            if filled and _is_hidden(element, "ht"):
                 rows.append(row)
             columns.update(each for each in filled if any(each in hidden for hidden in hidden_columns))
             element.clear()
@@ -133,6 +133,11 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
     if columns:
         named = ", ".join(map(_letters, sorted(columns)[:10]))
         raise InvalidRequest(f"hidden columns hold something ({named}): show or delete them", argument="rows")
+
+
+def _is_hidden(element: Element, size: str) -> bool:
+    """Return whether nobody sees a row or a column: it is hidden, or not a point high or a character wide."""
+    return element.get("hidden") in _HIDDEN or float(element.get(size, 1)) < 1
 
 
 def _filled_cells(element: Element, row: int) -> Iterator[tuple[int, Element]]:
