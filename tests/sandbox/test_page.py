@@ -73,6 +73,17 @@ async def test_a_phone_shows_its_one_time_password(user: PageUser, sandbox: Sand
     assert "One-time password" not in await user.see()
 
 
+async def test_the_merchant_s_mailbox_shows_its_reset_token(user: PageUser, sandbox: Sandbox) -> None:
+    """As its e-mail has it, until it is used."""
+    assert "reset token" not in await user.see()
+    async with sandbox.client() as client:
+        await client.users.forgot_password(sandbox.email)
+        token = sandbox.last_reset_token(sandbox.email)
+        assert f"reset token {token}" in await user.see()
+        await client.users.reset_password(email=sandbox.email, reset_token=token, new_password="new")
+    assert "reset token" not in await user.see()
+
+
 async def test_a_wrong_pin_is_shown_with_the_tries_left_until_the_last_declines(
     user: PageUser, sandbox: Sandbox
 ) -> None:

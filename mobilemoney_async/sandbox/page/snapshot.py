@@ -6,6 +6,7 @@ With phone numbers masked no value of a snapshot holds a whole one, so neither t
 import hmac
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from itertools import islice
@@ -86,6 +87,7 @@ def take(sandbox: Controls, account: Account, *, masked: bool, secret: bytes, as
         "masked": masked,
         "by_hand": sandbox.by_hand,
         "merchant": plain(account.email),
+        "reset_token": _reset_token(sandbox, account),
         "asked": _shown_answer(asked, transactions, masked=masked) if asked else None,
         "phones": {key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
         # Those with prompts are shown whole, else the one that was used last.
@@ -112,6 +114,12 @@ def take(sandbox: Controls, account: Account, *, masked: bool, secret: bytes, as
         "sent": [attrs.evolve(each, url=plain(receiver(each.url))) for each in callbacks.sent[:SENT]],
         "announcement": _announcement(newest, started_at),
     }
+
+
+def _reset_token(sandbox: Controls, account: Account) -> str | None:
+    with suppress(LookupError):
+        return sandbox.last_reset_token(account.email)
+    return None
 
 
 def _announcement(payments: Sequence[Payment], started_at: datetime) -> str:
