@@ -125,6 +125,11 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             (("watch", "tx-1"),),
         ),
         (
+            record(PaymentState.ACKNOWLEDGED, transaction_id="tx-1", sent_at=NOON - timedelta(days=2)),
+            "It was sent at 2026-11-21 12:00 UTC, and has shown no final state. Follow it; the audit of its day ",
+            (("watch", "tx-1"), ("payments", "audit", "--from", "2026-11-21")),
+        ),
+        (
             record(
                 PaymentState.ACKNOWLEDGED,
                 transaction_id="tx-1",

@@ -24,6 +24,8 @@ RECONCILE: tuple[str, str] = ("payments", "reconcile")
 # Candidates that are named.
 _MOST_NAMED = 3
 _MINUTE = timedelta(minutes=1)
+# Age at which a payment without a final state may be gone from the service: no rule of the contract says so.
+_OVERDUE = timedelta(days=1)
 # Causes that another listing will hardly remove.
 _WILL_NOT_CHANGE = frozenset({PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, PaymentCause.HIDDEN, PaymentCause.ALTERED})
 
@@ -153,6 +155,11 @@ def _follow(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     follow = arguments("watch", record.transaction_id or "")
     if record.is_contradicted:
         return NextStep(f"Its end is not believed: {record.reason}. Ask the service, then follow it again.", (follow,))
+    sent_at = record.sent_at or record.created_at
+    if now - sent_at > _OVERDUE:
+        said = f"It was sent at {_at(sent_at, now)}, and has shown no final state. Follow it; the audit of its day "
+        audit = ("payments", "audit", "--from", f"{sent_at:%Y-%m-%d}")
+        return NextStep(f"{said}says whether the service still shows it.", (follow, audit))
     return NextStep("It exists. Follow it to its final state.", (follow,))
 
 
