@@ -273,7 +273,8 @@ def docs(session: nox.Session) -> None:
     # From nothing: what is kept of an earlier build hides warnings.
     shutil.rmtree("build/docs", ignore_errors=True)
     doctrees = session.create_tmp()
-    options = ("-W", "--keep-going", "-E", "-q", "-j", "auto", "-d", doctrees)
+    # Not -j: it saves nothing here, and after an error Sphinx may wait for ever for its children.
+    options = ("-W", "--keep-going", "-E", "-q", "-d", doctrees)
     session.run("python", "-m", "sphinx", *options, "docs", "build/docs", env=INSTALLED)
 
 
