@@ -21,6 +21,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
@@ -429,6 +430,25 @@ async def test_an_import_before_the_comparison_hides_no_other_payment(
         await client.payments.recover({second.key: world.made(second.key)[0]}, note="Asha: the customer showed it")
         await world.reconcile(client, 0, GRACE)
         await is_stopped(world, client, first)
+
+
+@pytest.mark.parametrize("kind", ["collections"])
+async def test_a_collection_that_does_not_wait_for_a_dead_process_hides_nothing(world: World, kind: str) -> None:
+    """A process died when it had just begun to compare; what is paid before another one does so shows nothing."""
+    forgotten = order(kind, "order-1")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        await anyio.sleep(20 * MINUTE)
+        await world.pay(client, [forgotten])
+    await restore(world, tables, 20 * MINUTE)
+    lease = TaskLease(account_store(SQLStore(world.url)).database, "default", "recovery", new_holder(None), 30.0)
+    async with world.client() as client:
+        await client.payments.list()  # the tables are open
+        assert await lease.take()
+        await world.pay(client, [order(kind, "order-2", 2)])
+        await lease.give_back()  # it has ended
+        await is_stopped(world, client, forgotten)
 
 
 @pytest.mark.parametrize("is_said_of", ["account", "database"])

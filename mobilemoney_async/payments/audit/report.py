@@ -26,7 +26,14 @@ from mobilemoney_async.payments.ownership.matching import (
     own_samples,
     query_for,
 )
-from mobilemoney_async.payments.records.next_steps import RECONCILE, NextStep, explain, forgotten_step, identify, next_step
+from mobilemoney_async.payments.records.next_steps import (
+    RECONCILE,
+    NextStep,
+    explain,
+    forgotten_step,
+    identify,
+    next_step,
+)
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.text import arguments, shown_text, text_repr
 

@@ -160,6 +160,7 @@ class Recovery:
         except _UnreadableError as exc:
             if not is_collection:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+            await self.note_due()  # the process with the lease may have died before it did
             if facts.shows_loss or not facts.has_others(now):
                 await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
@@ -271,9 +272,9 @@ class Recovery:
         raise _UnreadableError(self.memory.obstacle) from cause
 
     async def note_due(self) -> None:
-        """Note a comparison that is due: a payment that is imported before it shows nothing."""
-        facts = await self.binding.read()
-        if self._store.sole_writer is not False and must_compare(facts, self._pipeline.utcnow()):
+        """Note a comparison that is due, unless it is: a payment that is made or imported before it shows nothing."""
+        facts, is_compared = await self.binding.read(), self._store.sole_writer is not False
+        if is_compared and facts.due_since is None and must_compare(facts, self._pipeline.utcnow()):
             await self._note_due(facts)
 
     async def _note_due(self, facts: AccountFacts) -> _Due:
