@@ -101,7 +101,7 @@ def open_reader(settings: Settings, **options: Any) -> AsyncClient:
 def missing_file(settings: Settings) -> Path | None:
     """Return the file of the SQLite store if it does not exist, else None: a store makes it on first use."""
     named = _SQLITE_FILE.fullmatch(settings.store or "")
-    return None if named is None or (file := Path(named[1])).exists() else file
+    return None if named is None or os.path.exists(file := Path(named[1])) else file
 
 
 def open_store(settings: Settings, **options: Any) -> SQLStore:

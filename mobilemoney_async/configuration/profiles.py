@@ -197,7 +197,7 @@ def _find(environ: Mapping[str, str]) -> Path | None:
     candidates = [folder / FILE_NAME for folder in (here, *here.parents)]
     if (folder := _xdg(environ, "XDG_CONFIG_HOME", ".config")) is not None:
         candidates.append(folder / FILE_NAME)
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)  # whose folders may be closed to this user
 
 
 def _refuse_other_writers(path: Path, status: os.stat_result) -> None:

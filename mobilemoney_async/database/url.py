@@ -144,16 +144,15 @@ def _make_private(name: str) -> None:
 
 def obstacle(file: Path) -> str:
     """Return why SQLite cannot use a file, which its own errors leave out; an empty text if nothing is found."""
+    # Not by pathlib, which raises for a folder that may not be entered.
     folder = file.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"there is no directory {folder}"
-    if file.is_dir():
-        return "that is a directory"
     # It makes two more files beside its own.
-    for each in (folder, file):
-        if each.exists() and not os.access(each, os.W_OK):
+    for each, mode in ((folder, os.W_OK | os.X_OK), (file, os.W_OK)):
+        if os.path.exists(each) and not os.access(each, mode):
             return f"this user may not write to {each}"
-    return ""
+    return "that is a directory" if os.path.isdir(file) else ""
 
 
 def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool = True) -> sa.Engine:

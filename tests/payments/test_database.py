@@ -176,8 +176,9 @@ async def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory or a file of another user is named as such, also if the tests run as root."""
-    file = tmp_path / "payments.db"
+    file, nowhere = tmp_path / "payments.db", tmp_path / ("a" * 300)  # the system refuses to say whether that exists
     assert obstacle(file) == ""
+    assert obstacle(nowhere / "payments.db") == f"there is no directory {nowhere}"
     file.touch()
     assert obstacle(file) == ""
     for theirs in (tmp_path, file):
