@@ -263,7 +263,10 @@ def restored(
     does. Sends nothing.
     """
     run_with_service(lambda client: client.payments.restored(note=note), service)
-    said = f"Account {service.settings().account!r} is compared with the service before its next payment."
+    settings = service.settings()
+    if settings.store_options.get("sole_writer") is False:
+        return  # as the warning has said
+    said = f"Account {settings.account!r} is compared with the service before its next payment."
     print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
 
 

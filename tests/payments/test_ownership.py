@@ -432,6 +432,22 @@ async def test_an_import_before_the_comparison_hides_no_other_payment(
         await is_stopped(world, client, first)
 
 
+async def test_a_command_that_adopts_nothing_ends_no_comparison(world: World, kind: str) -> None:
+    """`payments reconcile --others-pay`, after the word: the shop has to compare its store all the same."""
+    second = order(kind, "order-2")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        await world.pay(client, [second])
+    await restore(world, tables, MINUTE)
+    async with world.client() as client:
+        await client.payments.restored(note="Asha restored the backup of noon")
+    async with attrs.evolve(world, sole_writer=False).client() as command:
+        await command.payments.reconcile()
+    async with world.client() as client:
+        await is_stopped(world, client, second)
+
+
 @pytest.mark.parametrize("kind", ["collections"])
 async def test_a_collection_that_does_not_wait_for_a_dead_process_hides_nothing(world: World, kind: str) -> None:
     """A process died when it had just begun to compare; what is paid before another one does so shows nothing."""

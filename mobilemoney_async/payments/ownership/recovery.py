@@ -197,10 +197,7 @@ class Recovery:
             MobileMoneyError: The list could not be read.
         """
         facts = await self.binding.read() if facts is None else facts
-        if self._store.sole_writer is False:
-            await self._compare_nothing(facts)
-            return
-        if not must_compare(facts, self._pipeline.utcnow()):
+        if self._store.sole_writer is False or not must_compare(facts, self._pipeline.utcnow()):
             return
         self.memory.unreadable_until = -math.inf
         try:
@@ -210,7 +207,7 @@ class Recovery:
                 raise exc.__cause__ from None
 
     async def _compare_nothing(self, facts: AccountFacts) -> None:
-        """End a comparison that is due where other systems pay: the newest rows may always be theirs."""
+        """End a comparison that is due where a program pays beside others: the newest rows may always be theirs."""
         if facts.due_since is not None:
             self._store.due_since = None
             await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
