@@ -160,6 +160,11 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             (("payments", "cancel", "order 1", *NOTE),),
         ),
         (
+            record(PaymentState.QUEUED, not_before=LATER, cause=PaymentCause.HELD, reason="tx-1 is alike"),
+            "It could not be sent: tx-1 is alike. Decide first what holds it: it may be this payment, made already.",
+            (("payments", "unclaimed"), ("payments", "cancel", "order 1", *NOTE)),
+        ),
+        (
             record(PaymentState.REFUSED, is_certain=False),
             "Refused as far as is known: use its key again, which looks in the list first, and then sends.",
             (),

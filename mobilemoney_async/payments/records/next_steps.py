@@ -141,6 +141,9 @@ def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> Ne
     when = f" from {_at(record.not_before, now)} on" if is_later and record.not_before is not None else ""
     was_tried = record.cause in {PaymentCause.WAITS, PaymentCause.DELAYED, PaymentCause.HELD}
     said = f"It could not be sent: {record.reason}. " if was_tried else ""
+    if record.cause is PaymentCause.HELD:
+        said += "Decide first what holds it: it may be this payment, made already. Cancel it only if it never was."
+        return NextStep(said, (("payments", "unclaimed"), cancel(record.key)))
     return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.", (cancel(record.key),))
 
 
