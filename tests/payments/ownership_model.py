@@ -145,7 +145,14 @@ class Model:
             self.process = Process()
 
     def word_of_restore(self, now: int) -> None:
-        """`payments restored`: it went backwards, and is compared with what it knew until now."""
+        """`payments restored`: it went backwards, and is compared with what it knew until now.
+
+        A life that goes on ends with its newest payment: who came after the restore may have kept it going.
+        """
+        if self._is_in_contact(now):
+            began, until = self.store.lives[-1]
+            sent = [each.last.start for each in self.store.records.values() if each.last.start <= now]
+            self.store.lives[-1][1] = max(began, min(until, max(sent, default=began)))
         self.process.due_since = now
         self.store.due = Due(now, self._newest_owned(now), went_backwards=True)
 

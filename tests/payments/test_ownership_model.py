@@ -447,15 +447,18 @@ class History:
         if how != "live":
             self.start()
         self.model.restore(backup.model, is_restart=how != "live")
-        if how == "word":
-            await self.client.payments.restored(note="Asha restored it")
-            self.model.word_of_restore(self.now)
         active = max((until for _, until in backup.model.lives), default=0)
         last = max((self.row(each.id).time - self.config.offset for each in self.service.payments), default=0)
-        is_noticed = how == "word" or self.model.why_compare(self.now) == "backwards"
         is_soon = self.now - active < 300 or self.now - last < GRACE or bool(self.late)
-        self.is_hasty = is_soon and not is_noticed
+        self.is_hasty = is_soon and self.model.why_compare(self.now) != "backwards"
         self.restored_from = backup
+        if how == "late word":
+            await self.reconcile(True)
+            await self.compare()
+        if how.endswith("word"):
+            await self.client.payments.restored(note="Asha restored it")
+            self.model.word_of_restore(self.now)
+            self.is_hasty = False
 
     async def restart(self) -> None:
         self.say("restart")
@@ -704,6 +707,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 _seconds = st.sampled_from(_PAUSES)
 _lags = st.sampled_from([0, 0, 40, 120])
+_restores = st.sampled_from(["cold", "cold", "word", "late word", "live"])
 _fails = st.sampled_from([False] * 9 + [True])
 _readable = st.sampled_from([True] * 5 + [False])
 
@@ -732,7 +736,7 @@ steps = st.one_of(
     _words,
     st.tuples(_seconds, st.just("till"), st.integers(0, 1), st.sampled_from([0, 60, 120]), _fails),
     st.tuples(_seconds, st.just("backup")),
-    st.tuples(_seconds, st.just("restore"), st.integers(0, 3), st.sampled_from(["cold", "cold", "word", "live"])),
+    st.tuples(_seconds, st.just("restore"), st.integers(0, 3), _restores),
     st.tuples(_seconds, st.just("restart")),
     st.tuples(_seconds, st.just("rest")),
 )
@@ -752,7 +756,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         st.sampled_from([20, 160, 400, 3000, 9000]),
         st.just("restore"),
         st.just(0),
-        st.sampled_from(["cold", "cold", "word", "live"]),
+        _restores,
     )
     after = st.one_of(_any_create, _any_create, _any_create, sold, looks, _words, _words)
     return [*first, (20, "backup"), *forgotten, draw(restore), *draw(st.lists(after, min_size=2, max_size=12))]
