@@ -432,6 +432,24 @@ async def test_an_import_before_the_comparison_hides_no_other_payment(
         await is_stopped(world, client, first)
 
 
+async def test_a_word_while_the_list_cannot_be_read(world: World, kind: str) -> None:
+    """A collection has gone on meanwhile: what the store knew before it counts, as when that became due."""
+    forgotten = order(kind, "order-1")
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        await anyio.sleep(20 * MINUTE)
+        await world.pay(client, [forgotten])
+    await restore(world, tables, 20 * MINUTE)
+    readable, world.service.answer_list = world.service.answer_list, lambda request: error(503, "DOWN")
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "order-2", 2)])
+        world.service.answer_list = readable
+        await say_restored(world, client, "account")
+        await world.reconcile(client, 0, GRACE)
+        await is_stopped(world, client, forgotten)
+
+
 async def test_a_command_that_adopts_nothing_ends_no_comparison(world: World, kind: str) -> None:
     """`payments reconcile --others-pay`, after the word: the shop has to compare its store all the same."""
     second = order(kind, "order-2")

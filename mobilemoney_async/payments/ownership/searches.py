@@ -71,9 +71,9 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
         here = (_columns.account == table.c.account, _columns.sent_at <= now, *where)
         return sa.select(sa.func.max(_columns.sent_at)).where(*here).scalar_subquery()
 
-    known = sa.func.coalesce(
-        newest(accounts, _columns.transaction_id.is_not(None)), columns.first_record_at, BEFORE_ALL
-    )
+    owned = newest(accounts, _columns.transaction_id.is_not(None))
+    # Where a comparison is due already, as of then: collections may have gone on since.
+    known = sa.func.coalesce(columns.known_until, owned, columns.first_record_at, BEFORE_ALL)
     sent = sa.func.coalesce(newest(lives), lives.c.began_at)
     goes_on = (lives.c.until > now - CONTACT, lives.c.until > sent)
     end = sa.case((sent > lives.c.began_at, sent), else_=lives.c.began_at)
