@@ -29,7 +29,6 @@ from mobilemoney_async.payments.ownership.matching import (
     PaymentQuery,
     Skew,
     estimate_skew,
-    is_within,
     may_be_within,
     own_samples,
     query_for,
@@ -267,12 +266,10 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
     """
     if record.ended_at is None:  # the store knows of no request
         return False
-    if transaction.created_at is None:
-        return True
     around = neighbours(journal, record, settled_at=at)
     samples = own_samples((each, each.transaction) for each in around)
     start, end = query_for(record).window(estimate_skew(samples))
-    return is_within(transaction, shift(start, -STEADY), shift(end, STEADY))
+    return may_be_within(transaction, shift(start, -STEADY), shift(end, STEADY))
 
 
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
