@@ -120,6 +120,10 @@ async def test_what_no_list_has_shown_is_as_old_as_the_service_s_clock_says(
             await client.payments.recover({"till": made.id}, note="Asha: our books")
         await anyio.sleep(2 * GRACE)
         await client.payments.recover({"till": made.id}, note="Asha: our books")
+    world.service.shows_clock, world.url = False, f"{world.url}-empty"
+    await anyio.sleep(4 * HOUR)
+    async with world.client() as client:  # neither shows it
+        await client.payments.recover({"till": made.id}, note="Asha: our books")
 
 
 @pytest.mark.parametrize(
