@@ -209,7 +209,6 @@ class Recovery:
     async def _compare_nothing(self, facts: AccountFacts) -> None:
         """End a comparison that is due where a program pays beside others: the newest rows may always be theirs."""
         if facts.due_since is not None:
-            self._store.due_since = None
             await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
 
     async def _compare_alone(self, facts: AccountFacts, patience: float | None) -> bool:
