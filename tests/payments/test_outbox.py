@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from mobilemoney_async import (
     IdempotencyConflict,
     InvalidRequest,
     OutcomeUnknown,
+    PaymentCause,
     PaymentState,
     RateLimiter,
     RetryPolicy,
@@ -421,6 +422,8 @@ async def test_a_payment_is_taken_back_with_its_key(world: World) -> None:
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
         await dispatch(client, 3.3)
         await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=8))
+        taken = await client.payments.get("soft")
+        assert taken is not None and taken.not_before is None
         await dispatch(client, 3.3)
         assert world.sent == 1
         await dispatch(client, 8.3)
@@ -568,14 +571,22 @@ async def test_a_create_does_not_send_what_was_taken_back_while_it_waited(
             assert world.sent == sent + 1
 
 
-async def test_a_create_that_waits_for_another_of_its_kind_does_not_send_what_was_taken_back(world: World) -> None:
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_a_create_that_waits_for_another_of_its_kind_does_not_send_what_was_taken_back(
+    world: World, first: str
+) -> None:
     """It has not looked at its record yet."""
     login = SlowLogin(world.sandbox.token)
     async with world.client(auth=login) as client, world.client(world.store()) as other:
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         create = partial(client.collections.create, PHONE_NUMBER, 1000)
+
+        async def begin() -> None:
+            with suppress(StoreError):
+                await create(idempotency_key=first)
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(create, idempotency_key="b"))
+            tasks.start_soon(begin)
             await anyio.sleep(1)
 
             async def take_back() -> None:
@@ -586,7 +597,20 @@ async def test_a_create_that_waits_for_another_of_its_kind_does_not_send_what_wa
             tasks.start_soon(take_back)
             with pytest.raises(StoreError, match="taken out of the queue meanwhile"):
                 await create(idempotency_key="a")
-        assert (world.sent, await state(client, "a")) == (1, PaymentState.NOT_SENT)
+        assert (world.sent, await state(client, "a")) == (first == "b", PaymentState.NOT_SENT)
+
+
+async def test_a_payment_that_waits_for_one_on_its_way_needs_nobody(world: World, client: AsyncClient) -> None:
+    """Another process sends a payment of the same kind: the dispatcher's turn comes with its answer."""
+    world.line.answer_after = 4
+    async with world.client(world.store()) as other, anyio.create_task_group() as tasks:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        tasks.start_soon(partial(other.collections.create, PHONE_NUMBER, 1000, idempotency_key="b"))
+        await anyio.sleep(1)
+        await dispatch(client, 2)
+        waits = await client.payments.get("a")
+    assert waits is not None
+    assert (waits.state, waits.cause) == (PaymentState.QUEUED, PaymentCause.DELAYED)
 
 
 async def test_a_key_that_was_taken_back_once_is_tried_again_like_any_other(world: World, client: AsyncClient) -> None:

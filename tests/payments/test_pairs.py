@@ -114,9 +114,10 @@ async def test_a_hold_makes_no_scheduled_payment_earlier(store: SQLStore) -> Non
             await client.payments.enqueue(
                 type="disbursement", phone_number=NUMBER, amount=5000, idempotency_key=key, not_before=wait
             )
+        await client.payments.hold(["rent", "now"], timedelta(0))
         await client.payments.hold(["rent", "now"], timedelta(seconds=15))
         wrong: Any
-        for wrong in (None, 5, timedelta.max, timedelta(-1)):
+        for wrong in (None, 5, timedelta(366), timedelta.max, timedelta(-1)):
             with pytest.raises(InvalidRequest, match="time must be a timedelta from 0 to 365 days"):
                 await client.payments.hold(["rent"], wrong)
         rent, now = [await client.payments.get(key) for key in ("rent", "now")]
