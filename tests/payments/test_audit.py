@@ -113,11 +113,17 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
 
 
 async def test_a_list_that_cannot_be_read_as_a_whole_is_not_clean(world: World, client: AsyncClient) -> None:
-    """And nothing is called missing because of it."""
-    await pay(client, 1000, 2000)
+    """And nothing is called missing because of it; while nothing can be looked up, a single payment is."""
+    await pay(client, 1000, 2000, 3000)
     world.sandbox.script(faults.list_lag(3600), on="GET transactions", times=100)
     report = await audit(world, client)
     assert {str(each.kind) for each in report.differences} <= {"incomplete"}
+    world.sandbox.script(faults.server_error(processed=False), on="GET transaction", times=100)
+    await anyio.sleep(600)
+    world.line.paths.clear()
+    report = await audit(world, client)
+    assert {str(each.kind) for each in report.differences} == {"incomplete"}
+    assert len({each for each in world.line.paths if "/transaction/" in each}) == 1
 
 
 async def test_other_days_are_not_compared(world: World, client: AsyncClient) -> None:
