@@ -183,17 +183,18 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
 
 
 def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
-    """One line for all accounts; each says so until it is compared."""
+    """One line for all accounts, also of one that has only queued; each says so until it is compared."""
+    create(url, "shop-4")
     done = run("restored", "--note", "asha: backup of Monday", "--store", url)
     assert (done.exit_code, done.stdout) == (
-        *(0, "3 accounts are compared with the service before their next payments.\n"),
+        *(0, "4 accounts are compared with the service before their next payments.\n"),
     )
     columns = accounts.c
     found = execute(url, sa.select(columns.went_backwards, columns.due_since, columns.known_until))
-    assert [row.went_backwards for row in found] == [True] * 3
+    assert [row.went_backwards for row in found] == [True] * 4
     assert None not in [each for row in found for each in row]  # as of now, not of the comparison
-    assert run("list", "--store", url).stdout.count("behind") == 3  # at once
+    assert run("list", "--store", url).stdout.count("behind") == 4  # at once
     # Compared once, and to be compared again: disbursements still wait.
     execute(url, sa.update(accounts).values(due_since=None, again_at=found[0].due_since))
-    assert run("list", "--store", url).stdout.count("behind") == 3
+    assert run("list", "--store", url).stdout.count("behind") == 4
     assert run("restored", "--note", "", "--store", url).exit_code == 2
