@@ -931,7 +931,7 @@ async def test_the_failure_of_a_locked_account_keeps_no_other_from_its_own(postg
 
 
 async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:
-    """Their claims are given back, and their rows go. A payment that is queued for later is no work before."""
+    """Their claims are given back, and their rows go. One that is queued for later or on its way is no work."""
     await with_work(store_url, 2)
     platform, claims = Platform(store_url), claims_of(store_url)
     await renew(claims)
@@ -948,6 +948,8 @@ async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> No
         await claim.is_done(Work.DISPATCH, linger=10)
     await renew(claims, given_back=shops(2))
     assert not claims.held
+    on_its_way = payments.update().where(payments.c.account == "shop-00", payments.c.key == "queued-2")
+    execute(store_url, on_its_way.values(state="SENDING", stale_at=utcnow() + timedelta(minutes=1)))
     await claims.look()
     assert not (await renew(claims)).new
 
