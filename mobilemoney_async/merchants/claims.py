@@ -130,6 +130,7 @@ class Claims:
         self._utcnow = utcnow
         self.host: str = uuid.uuid4().hex
         self.held: dict[str, Claim] = {}
+        self._locked: dict[str, int] = {}  # for how many renewals, by account
 
     async def require_service(self, address: str) -> None:
         """Note the address of the service that all workers of the store serve, unless one is noted.
@@ -169,6 +170,9 @@ class Claims:
         )
         until = began + TTL - _MARGIN
         lost = [claim for account, claim in kept.items() if account not in found.kept]
+        self._locked = {account: self._locked.get(account, 0) + 1 for account in found.locked}
+        for account in (each for each, times in self._locked.items() if times == 3):  # no other host's
+            logger.warning("another transaction has locked the claim of account %r, which ends like that", account)
         for claim in lost:
             claim.until, claim.poller = -math.inf, None
         self.held = {account: claim for account, claim in kept.items() if account in found.kept}
