@@ -195,6 +195,7 @@ async def test_the_end_of_another_payment_is_not_recorded(
     assert record.state is PaymentState.ACKNOWLEDGED
 
 
+@pytest.mark.slow
 async def test_a_payment_that_was_shown_otherwise_is_looked_up_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
