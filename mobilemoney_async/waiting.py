@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 import anyio
@@ -96,23 +97,27 @@ class Leader(Generic[W]):
 V = TypeVar("V")
 
 
-def running_loop() -> object:
-    """Return asyncio's running event loop, or the token of trio's: what identifies it.
+def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """Return asyncio's running event loop, or None. What anyio asks for it takes is felt in a create.
 
-    A `RunVar` of anyio's asks each time which library runs, which is felt in a create.
+    Inside trio too, which may run inside such a loop, as in a notebook: it says so to sniffio, which it imports.
     """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return current_token().native_token
+    sniffio = sys.modules.get("sniffio")
+    if sniffio is None or sniffio.thread_local.name != "trio":
+        with suppress(RuntimeError):
+            return asyncio.get_running_loop()
+    return None
+
+
+def running_loop() -> object:
+    """Return asyncio's running event loop, or the token of trio's: what identifies it."""
+    return _asyncio_loop() or current_token().native_token
 
 
 def loop_time() -> float:
-    """Return the time of the running event loop; as `running_loop`."""
-    try:
-        return asyncio.get_running_loop().time()
-    except RuntimeError:
-        return anyio.current_time()
+    """Return the time of the running event loop."""
+    loop = _asyncio_loop()
+    return anyio.current_time() if loop is None else loop.time()
 
 
 class PerLoop(Generic[V]):

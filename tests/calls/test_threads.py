@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import trio
+import trio.testing
 
 from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
@@ -170,3 +171,21 @@ def test_a_limiter_goes_on_in_another_event_loop() -> None:
     for _ in range(4):
         trio.run(work)
         asyncio.run(work())
+
+
+def test_trio_may_run_inside_an_asyncio_loop() -> None:
+    """As in a cell of a notebook: its own clock counts."""
+
+    async def wait() -> None:
+        limiter = RateLimiter(60, 1)
+        with trio.fail_after(5):
+            await limiter.acquire()
+            await limiter.acquire()
+        assert trio.current_time() >= began + 1
+
+    async def cell() -> None:
+        trio.run(wait, clock=clock)
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    asyncio.run(cell())
