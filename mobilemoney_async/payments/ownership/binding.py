@@ -95,7 +95,8 @@ class Memory:
         credentials: The name of the client's credentials, once known.
         admitted: The name of the credentials that may pay.
         said_at: When a difference was last reported, on the loop's clock.
-        refused: The name of credentials whose look-up failed, its error, and until when that counts.
+        refused: The name of credentials whose look-up failed, its error, until when that counts, and for whom: those
+            who wait for an answer no longer than so many seconds.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
         in_question: Rows that may be forgotten payments; where nothing shows the service's clock, no machine can tell.
@@ -104,7 +105,7 @@ class Memory:
     credentials: str | None = None
     admitted: str | None = None
     said_at: float = -math.inf
-    refused: tuple[str, Exception, float] | None = None
+    refused: tuple[str, Exception, float, float] | None = None
     unreadable_until: float = -math.inf
     obstacle: str = ""
     in_question: Sequence[Transaction] = ()
@@ -196,17 +197,18 @@ class Binding:
             raise self._foreign(foreign) from foreign
         if name in (facts.credentials or "").split():
             return  # by now
-        if known is None or known[0] != name or anyio.current_time() >= known[2]:
+        patience = min(self._pipeline.options.deadline or math.inf, self._pipeline.options.timeout)
+        if known is None or known[0] != name or anyio.current_time() >= known[2] or patience > known[3]:
             try:
                 merchant_id = await self.look_up_own(facts)
             except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
                 raise  # with these a payment is refused, too
             except (ForeignError, MobileMoneyError) as exc:
                 is_vaults = self.has_vault and isinstance(exc, ForeignError) and not exc.is_early
-                # This caller had no more time, and others may have.
-                lasts = 0.0 if isinstance(exc, RequestTimeout) else _CHECK_AGAIN
-                until = math.inf if is_vaults else anyio.current_time() + lasts
-                self._memory.refused = known = name, exc, until
+                until = math.inf if is_vaults else anyio.current_time() + _CHECK_AGAIN
+                # Others may have more time for the look-up than this caller had.
+                lasts = patience if isinstance(exc, RequestTimeout) else math.inf
+                self._memory.refused = known = name, exc, until, lasts
             else:
                 if merchant_id is not None and name == await self._name_credentials():
                     names = " ".join([*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:])
