@@ -1,8 +1,8 @@
 """Secrets in texts of foreign origin, by their shape: a word that names a secret, and then a value.
 
 A value is hidden whatever it is, unless all of its words are of those in which errors speak: `token: expired` is the
-cause of an error. The patterns are linear in any text: quantifiers are possessive, and words are read from their start.
-They are uncompiled: `re` compiles them at the first error, and keeps them.
+cause of an error. The patterns are linear in any text: quantifiers are possessive, repeated groups atomic, and words
+are read from their start. They are uncompiled: `re` compiles them at the first error, and keeps them.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class LaneQueue:
         Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time, and
         `InvalidRequest` while others wait in another event loop.
         """
-        assert self._backend is not None  # `now` comes from it
+        assert self._backend is not None  # since `now` was read
         self._loop.enter(running_loop())
         lane = self._lanes[priority]
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.

@@ -59,7 +59,7 @@ class LazyCommand(NamedTuple):
 
 
 class _Command(TyperCommand):
-    """Command that refuses an option in the place of a value, as the groups do."""
+    """Command that refuses an option in the place of a value, as the groups do, and arguments beyond its own."""
 
     allow_extra_args = True  # click's refusal shows them, and one may be a secret
 

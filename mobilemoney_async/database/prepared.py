@@ -40,5 +40,6 @@ def _prepare(
 ) -> tuple[str, Mapping[str, Any], Mapping[str, Convert]]:
     """Return a statement's text for parameters of these names, the values of all parameters, and what converts some."""
     compiled: Any = statement.compile(dialect=dialect, column_keys=sorted(names))
-    writers = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in compiled.binds.items()}
+    kinds = {name: bind.type.dialect_impl(dialect) for bind, name in compiled.bind_names.items()}
+    writers = {name: kind.bind_processor(dialect) for name, kind in kinds.items()}
     return compiled.string, compiled.params, {name: write for name, write in writers.items() if write is not None}

@@ -161,7 +161,7 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
         ),
         (
             record(PaymentState.QUEUED, not_before=LATER, cause=PaymentCause.HELD, reason="tx-1 is alike"),
-            "It could not be sent: tx-1 is alike. Decide first what holds it: it may be this payment, made already.",
+            "It could not be sent: tx-1 is alike. Decide first what holds it: a transaction may be this payment",
             (("payments", "unclaimed"), ("payments", "cancel", "order 1", *NOTE)),
         ),
         (

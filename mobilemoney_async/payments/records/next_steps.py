@@ -142,7 +142,7 @@ def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> Ne
     was_tried = record.cause in {PaymentCause.WAITS, PaymentCause.DELAYED, PaymentCause.HELD}
     said = f"It could not be sent: {record.reason}. " if was_tried else ""
     if record.cause is PaymentCause.HELD:
-        said += "Decide first what holds it: it may be this payment, made already. Cancel it only if it never was."
+        said += "Decide first what holds it: a transaction may be this payment, made already. Else you may cancel it."
         return NextStep(said, (("payments", "unclaimed"), cancel(record.key)))
     return NextStep(f"{said}A dispatcher sends it{when}: wait, or cancel it.", (cancel(record.key),))
 
