@@ -147,14 +147,14 @@ class Model:
     def word_of_restore(self, now: int) -> None:
         """`payments restored`: it went backwards, and is compared with what it knew until now.
 
-        A life that goes on ends with its newest payment: who came after the restore may have kept it going.
+        No life lasts longer than the newest payment: who came after the restore may have kept it going, or begun one.
         """
-        if self._is_in_contact(now):
-            began, until = self.store.lives[-1]
-            sent = [each.last.start for each in self.store.records.values() if each.last.start <= now]
-            self.store.lives[-1][1] = max(began, min(until, max(sent, default=began)))
+        own = [each for each in self.store.records.values() if each.last.start <= now and not each.is_adopted]
+        for life in self.store.lives:
+            life[1] = max(life[0], min(life[1], max((each.last.start for each in own), default=life[0])))
         self.process.due_since = now
-        self.store.due = Due(now, self._newest_owned(now), went_backwards=True)
+        owned = [each.last.start for each in own if each.transaction is not None]
+        self.store.due = Due(now, max(owned, default=self.store.first_record or now), went_backwards=True)
 
     # Windows: narrow for adoption, wide for candidates
 

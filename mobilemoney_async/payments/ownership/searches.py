@@ -14,6 +14,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import (
     IS_UNIDENTIFIED,
     WAS_REFUSED_SOFTLY,
+    UTCDateTime,
     accounts,
     insert_missing,
     lives,
@@ -58,8 +59,9 @@ def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:
 def note_restored(connection: sa.Connection, note: str, now: datetime, *, account: str | None = None) -> int:
     """Note someone's word that a backup was restored, about one account or all, and return their number.
 
-    Each is compared with the service before it pays; see `Recovery.restored`. What an earlier word has left is over. A
-    life that goes on ends with its newest payment: who has begun since may have lengthened it over the lost time.
+    Each is compared with the service before it pays; see `Recovery.restored`. What an earlier word has left is over. No
+    life lasts longer than the newest payment: a command since the restore may have lengthened it over the lost time, or
+    begun one. Imported payments do not count: they may be of that time.
     """
     run, columns = connection.execute, accounts.c
     # What is only queued has no row yet.
@@ -68,17 +70,17 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
         run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
 
     def newest(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-        here = (_columns.account == table.c.account, _columns.sent_at <= now, *where)
+        here = (_columns.account == table.c.account, _columns.sent_at <= now, _columns.is_adopted.is_(False), *where)
         return sa.select(sa.func.max(_columns.sent_at)).where(*here).scalar_subquery()
 
     owned = newest(accounts, _columns.transaction_id.is_not(None))
     # Where a comparison is due already, as of then: collections may have gone on since.
-    known = sa.func.coalesce(columns.known_until, owned, columns.first_record_at, BEFORE_ALL)
+    last = sa.func.coalesce(columns.known_until, owned, columns.first_record_at)
+    known = sa.case((columns.first_record_at.is_(None), sa.literal(BEFORE_ALL, UTCDateTime)), else_=last)
     sent = sa.func.coalesce(newest(lives), lives.c.began_at)
-    goes_on = (lives.c.until > now - CONTACT, lives.c.until > sent)
     end = sa.case((sent > lives.c.began_at, sent), else_=lives.c.began_at)
     is_said = [sa.true() if account is None else table.c.account == account for table in (accounts, lives)]
-    run(lives.update().where(is_said[1], *goes_on).values(until=end))
+    run(lives.update().where(is_said[1], lives.c.until > sent).values(until=end))
     values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
     return run(accounts.update().where(is_said[0]).values(values)).rowcount
 
