@@ -61,6 +61,19 @@ async def restore(world: World, tables: dict[str, Any], pause: float = 10 * MINU
     replace(world.url, tables)
 
 
+async def forget(world: World, kind: str, *pauses: float, after: float = 10 * MINUTE) -> list[Order]:
+    """Pay an order after each pause, put a backup of before back after another one, and return the orders."""
+    orders = [order(kind, f"order-{number}", number) for number in range(1, len(pauses) + 1)]
+    async with world.client() as client:
+        await settle(world, client, kind)
+        tables = dump(world.url)
+        for pause, each in zip(pauses, orders, strict=True):
+            await anyio.sleep(pause)
+            await world.pay(client, [each])
+    await restore(world, tables, after)
+    return orders
+
+
 async def is_stopped(world: World, client: AsyncClient, asked: Order) -> None:
     """Try an order again: it is not paid a second time."""
     before = world.posts(asked.key)
@@ -376,22 +389,17 @@ async def test_what_a_till_made_before_the_backup_is_of_no_lost_time(world: Worl
 
 
 async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> None:
-    """It is compared at once, although its backup is too young to be noticed."""
-    second = order(kind, "order-2")
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        await world.pay(client, [second])
-    await restore(world, tables, 2 * MINUTE)
+    """It is compared at once, although its backup is too young to be noticed; an audit names what is lost."""
+    (forgotten,) = await forget(world, kind, 0, after=MINUTE)
     async with world.client() as client:
         await client.payments.restored(note="Asha restored the backup of noon")
-        await is_stopped(world, client, second)
+        await is_stopped(world, client, forgotten)
         days = {"from_date": world.utcnow().date() - timedelta(days=1), "to_date": world.utcnow().date()}
-        (forgotten,) = (await client.payments.audit(**days)).differences
-        assert forgotten.commands[0][:2] == ("payments", "recover"), forgotten
+        (difference,) = (await client.payments.audit(**days)).differences
+        assert difference.commands[0][:2] == ("payments", "recover"), difference
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
-        await is_stopped(world, client, second)
+        await is_stopped(world, client, forgotten)
 
 
 @pytest.mark.parametrize(("is_said_of", "later"), [("account", 0), ("database", 0), ("account", 6 * MINUTE)])
@@ -400,24 +408,16 @@ async def test_a_word_after_other_commands(world: World, kind: str, is_said_of: 
 
     Nor does the newest forgotten payment count, which someone has imported.
     """
-    second, third = order(kind, "order-2"), order(kind, "order-3", 3)
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        await anyio.sleep(MINUTE)
-        await world.pay(client, [second])
-        await anyio.sleep(45)
-        await world.pay(client, [third])
-    await restore(world, tables, MINUTE)
+    first, second = await forget(world, kind, MINUTE, 45, after=MINUTE)
     async with world.client() as client:
         await client.payments.reconcile()
         if later:
             await anyio.sleep(3 * MINUTE)
-            await client.payments.recover({third.key: world.made(third.key)[0]}, note="Asha: the customer showed it")
+            await client.payments.recover({second.key: world.made(second.key)[0]}, note="Asha: she showed it")
             await world.reconcile(client, later)
         await say_restored(world, client, is_said_of)
         await world.reconcile(client, GRACE)
-        await is_stopped(world, client, second)
+        await is_stopped(world, client, first)
 
 
 @pytest.mark.parametrize("is_said_of", ["account", None])
@@ -425,14 +425,7 @@ async def test_an_import_before_the_comparison_hides_no_other_payment(
     world: World, kind: str, is_said_of: str | None
 ) -> None:
     """What the store knew last is as of the word, or as of the first command after the restore."""
-    first, second = order(kind, "order-1"), order(kind, "order-2", 2)
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        for each in (first, second):
-            await anyio.sleep(20 * MINUTE)
-            await world.pay(client, [each])
-    await restore(world, tables)
+    first, second = await forget(world, kind, 20 * MINUTE, 20 * MINUTE)
     async with world.client() as client:
         if is_said_of is not None:
             await say_restored(world, client, is_said_of)
@@ -443,13 +436,7 @@ async def test_an_import_before_the_comparison_hides_no_other_payment(
 
 async def test_a_word_while_the_list_cannot_be_read(world: World, kind: str) -> None:
     """A collection has gone on meanwhile: what the store knew before it counts, as when that became due."""
-    forgotten = order(kind, "order-1")
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        await anyio.sleep(20 * MINUTE)
-        await world.pay(client, [forgotten])
-    await restore(world, tables, 20 * MINUTE)
+    (forgotten,) = await forget(world, kind, 20 * MINUTE, after=20 * MINUTE)
     readable, world.service.answer_list = world.service.answer_list, lambda request: error(503, "DOWN")
     async with world.client() as client:
         await world.pay(client, [order("collections", "order-2", 2)])
@@ -461,30 +448,19 @@ async def test_a_word_while_the_list_cannot_be_read(world: World, kind: str) -> 
 
 async def test_a_command_that_adopts_nothing_ends_no_comparison(world: World, kind: str) -> None:
     """`payments reconcile --others-pay`, after the word: the shop has to compare its store all the same."""
-    second = order(kind, "order-2")
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        await world.pay(client, [second])
-    await restore(world, tables, MINUTE)
+    (forgotten,) = await forget(world, kind, 0, after=MINUTE)
     async with world.client() as client:
         await client.payments.restored(note="Asha restored the backup of noon")
     async with attrs.evolve(world, sole_writer=False).client() as command:
         await command.payments.reconcile()
     async with world.client() as client:
-        await is_stopped(world, client, second)
+        await is_stopped(world, client, forgotten)
 
 
 @pytest.mark.parametrize("kind", ["collections"])
 async def test_a_collection_that_does_not_wait_for_a_dead_process_hides_nothing(world: World, kind: str) -> None:
     """A process died when it had just begun to compare; what is paid before another one does so shows nothing."""
-    forgotten = order(kind, "order-1")
-    async with world.client() as client:
-        await settle(world, client, kind)
-        tables = dump(world.url)
-        await anyio.sleep(20 * MINUTE)
-        await world.pay(client, [forgotten])
-    await restore(world, tables, 20 * MINUTE)
+    (forgotten,) = await forget(world, kind, 20 * MINUTE, after=20 * MINUTE)
     lease = TaskLease(account_store(SQLStore(world.url)).database, "default", "recovery", new_holder(None), 30.0)
     async with world.client() as client:
         await client.payments.list()  # the tables are open

@@ -214,7 +214,7 @@ class Comparison:
         ahead = timedelta(0) if skew is None else skew.high
         found: list[Transaction] = []
         for row in self._unowned():
-            if not may_be_shillings(row):
+            if not may_be_shillings(row) or self.facts.classify(row, None) is RowClass.LOST:
                 continue  # a difference, however young
             near = self._near(row)
             unidentified = _first_open(near)
