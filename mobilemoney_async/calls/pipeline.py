@@ -295,8 +295,7 @@ class Pipeline:
             checks = (self.claim.require, *checks)
         call.sent_at = self.utcnow()
         call.flight = flight = Flight(checks=checks)
-        started = loop_time()
-        status, error = None, None
+        started, status, error = loop_time(), None, None
 
         def read(answer: Answer) -> Any:
             nonlocal status
