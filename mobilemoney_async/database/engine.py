@@ -29,6 +29,7 @@ from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     GROUP_THREADS,
     IS_POOLED,
+    LAST_READING,
     THREADS,
     is_conflict,
     is_locked,
@@ -194,7 +195,7 @@ class Database:
 
             def clock() -> float:
                 nonlocal seen, at
-                seen = self._read_clock(connection) if is_server else began_at + pace * (monotonic() - began)
+                seen = self._time(connection) if is_server else began_at + pace * (monotonic() - began)
                 at = monotonic()
                 return seen
 
@@ -341,6 +342,14 @@ class Database:
             return False
         finally:
             engine.dispose()
+
+    def _time(self, connection: sa.Connection) -> float:
+        """Return the time of PostgreSQL, which is asked for it once a transaction: the work of many may share one."""
+        info = connection.info
+        if LAST_READING not in info:
+            info[LAST_READING] = self._read_clock(connection), monotonic()
+        shown, read_at = info[LAST_READING]
+        return float(shown + monotonic() - read_at)
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""
