@@ -200,7 +200,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
         ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),
-        ("NOT_SENT", "ACKNOWLEDGED"),  # by `recover`
+        *((before, "ACKNOWLEDGED") for before in ("NOT_SENT", "CANCELLED")),  # by `recover`
         ("ABSENT", "UNKNOWN"),
         ("ABSENT", "SENDING"),
         ("FINAL", "ACKNOWLEDGED"),  # a row of the list was taken for it

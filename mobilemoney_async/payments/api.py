@@ -90,7 +90,7 @@ class Payments(PaymentBook):
 
         Args:
             keys: For each idempotency key, the id of its transaction. A key may be new, or that of a payment that is
-                queued, was not sent, was refused, is unknown, absent or confirmed absent; or of one whose own
+                queued, cancelled, not sent, refused, unknown, absent or confirmed absent; or of one whose own
                 transaction has another final state now, or cannot be read in the store: what is shown is then taken.
             note: The reason and your name; kept in the payments' histories.
             phone_numbers: The whole phone number of each transaction of which the service shows only a part, by its id.

@@ -21,6 +21,7 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentState,
     RequestTimeout,
     SQLStore,
     StoreError,
@@ -536,6 +537,28 @@ async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, k
         assert record.transaction_id == made.id
         assert isinstance(await world.attempt(client, again), Acknowledgement)
         assert world.posts("again") == 1
+
+
+@pytest.mark.parametrize("was_cancelled", [True, False])
+async def test_a_key_that_was_cancelled_here_and_sent_in_the_forgotten_time(
+    world: World, client: AsyncClient, was_cancelled: bool
+) -> None:
+    """An operator's word gives it its transaction; it is followed and told as each payment, and never sent."""
+    ordered: dict[str, Any] = {"type": "disbursement", "phone_number": number(1), "amount": 5000}
+    await client.payments.enqueue(**ordered, idempotency_key="salary")
+    if was_cancelled:
+        await client.payments.cancel("salary", note="Asha: paid in cash")
+    made = world.service.make("disbursement", number(1), "5000")
+    await anyio.sleep(HOUR)
+    (record,) = await client.payments.recover({"salary": made.id}, note="Asha: our books")
+    assert (record.state, record.transaction_id) == (PaymentState.ACKNOWLEDGED, made.id)
+    world.service.finish(made)
+    async with client.poller(resume=True) as poller:
+        await poller.wait(made.id)
+    told = [each.state async for each in client.payments.changes(forever=False)]
+    assert told[-2:] == [PaymentState.ACKNOWLEDGED, PaymentState.FINAL]
+    assert (await client.payments.enqueue(**ordered, idempotency_key="salary")).state is PaymentState.FINAL
+    assert not world.service.posts
 
 
 # Another merchant

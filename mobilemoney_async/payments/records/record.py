@@ -153,7 +153,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     # The list shows a transaction that it may be: of a refusal, only if that had no code of the contract.
     **{(state, _E.DOUBT): _S.UNKNOWN for state in (_S.RELEASED, _S.REFUSED, _S.QUEUED)},
     # The list shows its transaction; of payments that do not exist as far as is known, an operator says so.
-    **{(state, _E.ADOPT): _S.ACKNOWLEDGED for state in (_S.UNKNOWN, _S.ABSENT, *REUSABLE)},
+    **{(state, _E.ADOPT): _S.ACKNOWLEDGED for state in (_S.UNKNOWN, _S.ABSENT, _S.CANCELLED, *REUSABLE)},
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
 }
 """Every move. A pair that is not here contradicts what is known."""
