@@ -30,10 +30,12 @@ from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payme
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain
 from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
+from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS
 from mobilemoney_async.payments.records.record import CLAIMED, OPEN, UnclaimedTransaction
 from mobilemoney_async.text import csv_cell, shown_id, shown_text
 
@@ -75,7 +77,7 @@ def list_unclaimed(
     elif found:
         print_unclaimed(found)
     else:
-        say("payments", f"no such transactions of account {store.account!r}")
+        say("payments", _none(store, f"no such transactions of account {store.account!r}"))
 
 
 @with_service(*OF_THE_STORE)
@@ -169,7 +171,13 @@ def recover(
         say("payments", copyable(said))
     else:
         said = f"the store has forgotten no transactions of account {store.account!r}, as far as is known"
-        say("payments", copyable(f"{said}; after a restored backup first run mobilemoney payments reconcile"))
+        said = f"{said}; after a restored backup first run mobilemoney payments reconcile"
+        say("payments", copyable(_none(store, said)))
+
+
+def _none(store: Settings, said: str) -> str:
+    """Return the sentence that there are no such transactions, or why nothing shows any."""
+    return NOTHING_SHOWS if store.store_options.get("sole_writer") is False else said
 
 
 def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:

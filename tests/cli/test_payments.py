@@ -841,6 +841,19 @@ class TestRecover:
         anyio.run(notice)
         return dict(zip(("order-1", "order-2", "order-3"), sandbox.transactions, strict=False))
 
+    def test_where_other_systems_pay_nothing_is_said_of_what_the_store_has_forgotten(
+        self, url: str, tmp_path: Path
+    ) -> None:
+        """An empty list proves nothing there: the commands name the service's list instead."""
+        pay(Sandbox(), url, "order-1")
+        file = tmp_path / "mobilemoney.toml"
+        for sole_writer in ("true", "false"):
+            options = f'store = "{url}"\nstore_options = {{ sole_writer = {sole_writer} }}'
+            file.write_text(f'[profiles.shop]\nbase_url = "https://pay.example"\n{options}\n')
+            for command in ("recover", "unclaimed"):
+                said = run(command, "--profile", "shop", "--config", str(file)).stderr
+                assert ("mobilemoney transactions list" in said) is (sole_writer == "false"), said
+
     def test_forgotten_transactions_are_listed_and_imported(
         self, forgotten: dict[str, str], url: str, served: dict[str, str], tmp_path: Path
     ) -> None:

@@ -60,7 +60,7 @@ from mobilemoney_async.payments.ownership.unclaimed import record_lost
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
-from mobilemoney_async.payments.records.reasons import OTHERS_PAY
+from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS, OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines, lines_of
 
@@ -168,8 +168,7 @@ class Recovery:
     async def restored(self, note: str) -> None:
         """Note someone's word that the store was restored from a backup: it is compared before anything is paid."""
         if self._store.sole_writer is False:
-            said = "where other systems pay too (sole_writer=False) nothing shows which payments the store has lost"
-            logger.warning("%s: compare it with your books by payments.audit", said)
+            logger.warning(NOTHING_SHOWS)
             return
         now = self._pipeline.utcnow()
         self._store.due_since = now

@@ -12,6 +12,12 @@ OTHERS_PAY: str = (
 )
 """How a program and an operator say that other systems of the merchant pay too."""
 
+NOTHING_SHOWS: str = (
+    "where other systems pay too (sole_writer=False) nothing shows which payments the store has lost: look for those "
+    "of your books in mobilemoney transactions list, and import each by mobilemoney payments recover"
+)
+"""What an operator does there."""
+
 
 class PaymentCause(str, enum.Enum):
     """Cause for which a payment is open; its sentence is ``PaymentRecord.reason``."""
