@@ -5,6 +5,7 @@ A group reports every error of its commands, wrong usage included, in one line o
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import shlex
@@ -124,8 +125,10 @@ def _group_class(commands: tuple[LazyCommand, ...]) -> type[TyperGroup]:
             self.commands.update({name: command.listed() for name, command in by_name.items()})
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            if not (args[0].startswith("-") or args[0].replace("-", "").isalpha() or ctx.resilient_parsing):
-                raise _USAGE_ERROR("No such command", ctx)  # the word may be a secret or a phone number
+            if not (args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing):
+                near = difflib.get_close_matches(args[0], self.commands)  # the word itself may be a secret
+                said = f"; did you mean {' or '.join(near)}" if near else ""
+                raise _USAGE_ERROR(f"No such command{said}", ctx)
             name, command, rest = super().resolve_command(ctx, args)
             lazy = by_name.get(name or "")
             return name, command if lazy is None else lazy.load(), rest
