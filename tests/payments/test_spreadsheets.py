@@ -147,6 +147,14 @@ def test_hidden_lines_and_columns_pay_nobody() -> None:
     flat = "".join(f'<row r="{row}" ht="{high}">{PAID.replace("2", str(row))}</row>' for row, high in ((2, 15), (3, 0)))
     assert "line 3" in refused(raw(flat))
     assert "(B)" in refused(raw(f"<row>{PAID}</row>", before='<cols><col min="2" max="2" width="0.1"/></cols>'))
+    unused = '<sheetFormatPr zeroHeight="1" defaultRowHeight="15"/>'  # of rows that are not written
+    assert len(read_rows(raw(f'<row r="2">{PAID}</row>', before=unused))) == 1
+    low = '<sheetFormatPr zeroHeight="1" defaultRowHeight="0"/>'
+    assert "line 1" in refused(raw(f'<row r="2" ht="15">{PAID}</row>', before=low))
+    for first, said in (("2", "(A)"), ("1", None)):
+        columns = f'<cols><col min="{first}" max="9" width="9"/></cols>'
+        content = raw(f'<row r="2">{PAID}</row>', before=f'<sheetFormatPr defaultColWidth="0"/>{columns}')
+        assert said in refused(content) if said else len(read_rows(content)) == 1
     for state in ("hidden", "veryHidden"):
         said = refused(raw(f'<row r="2">{PAID}</row>', sheet=f'<sheet state="{state}" '))
         assert said.endswith("the sheet with the rows is hidden: show it")

@@ -113,20 +113,24 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
 
     if _NO_CELL.search(sheet):
         raise InvalidRequest(f"a sheet has comments or marks between its cells: {_SAVE}", argument="rows")
-    hidden_columns: list[range] = []
+    sized, width, height = list[tuple[range, bool]](), "1", "1"
     rows, columns, row = list[int](), set[int](), 0
     for _, element in ET.iterparse(io.BytesIO(sheet)):  # noqa: S314 - expat limits what entities become
         kind = element.tag.rpartition("}")[2]
-        if kind == "col" and _is_hidden(element, "width"):
-            hidden_columns.append(range(int(element.get("min", 0)), int(element.get("max", 0)) + 1))
+        if kind == "sheetFormatPr":  # its zeroHeight hides rows that are not written, and so have no cells
+            width, height = element.get("defaultColWidth", width), element.get("defaultRowHeight", height)
+        elif kind == "col":
+            span = range(int(element.get("min", 0)), int(element.get("max", 0)) + 1)
+            sized.append((span, _is_hidden(element, "width", width)))
         elif kind == "row":
             row = int(element.get("r", row + 1))
             filled = dict(_filled_cells(element, row))
             # A shared text may be an empty one.
             yield from ((row, column) for column, cell in filled.items() if cell.get("t") != "s")
-            if filled and _is_hidden(element, "ht"):
+            if filled and _is_hidden(element, "ht", height):
                 rows.append(row)
-            columns.update(each for each in filled if any(each in hidden for hidden in hidden_columns))
+            is_narrow = float(width) < 1
+            columns.update(at for at in filled if next((hidden for span, hidden in sized if at in span), is_narrow))
             element.clear()
     if rows:
         raise InvalidRequest(f"hidden: {name_lines(rows)}: show (remove the filter) or delete them", argument="rows")
@@ -135,9 +139,9 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
         raise InvalidRequest(f"hidden columns hold something ({named}): show or delete them", argument="rows")
 
 
-def _is_hidden(element: Element, size: str) -> bool:
+def _is_hidden(element: Element, size: str, default: str) -> bool:
     """Return whether nobody sees a row or a column: it is hidden, or not a point high or a character wide."""
-    return element.get("hidden") in _HIDDEN or float(element.get(size, 1)) < 1
+    return element.get("hidden") in _HIDDEN or float(element.get(size, default)) < 1
 
 
 def _filled_cells(element: Element, row: int) -> Iterator[tuple[int, Element]]:
