@@ -74,14 +74,17 @@ class ChangeWatch:
             # A virtual clock would wait for the silent socket, and jumps to the next query anyway.
             if database.can_listen and not clock_stands_still():
                 tasks.start_soon(self._listen, database)
+            # From here on a change of this process is not missed: the query comes after it.
+            self._stirred = anyio.Event()
             while True:
-                # From here on a change of this process is not missed: the query comes after it.
-                self._stirred = anyio.Event()
                 await self._look(database)
                 if own.is_done:
                     break
-                with anyio.move_on_after(_POLL):
-                    await self._stirred.wait()
+                try:
+                    with anyio.move_on_after(_POLL):
+                        await self._stirred.wait()
+                finally:  # as above; and one that was waited for would keep its event loop
+                    self._stirred = anyio.Event()
             tasks.cancel_scope.cancel()
 
     async def _listen(self, database: Database) -> None:

@@ -1,5 +1,8 @@
 """Readers of the feed in detail: where they begin and end, what `done` and `failed` count for, who has the place."""
 
+import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
@@ -8,12 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, StoreError
+from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, SQLStore, StoreError
 from mobilemoney_async.database.schema import changes
 from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.testing import run_virtual
 from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio, write
 
 
@@ -28,6 +32,23 @@ async def feed(client: AsyncClient) -> AsyncIterator[Any]:
     """What a consumer reads, from the oldest change on."""
     async with aclosing(client.payments.changes(consumer="books", start="oldest")) as changes:
         yield changes
+
+
+def test_a_reader_that_has_waited_keeps_no_event_loop(sqlite_file_url: str) -> None:
+    """So a program may run many of them on one store, one after the other."""
+    store, loops = SQLStore(sqlite_file_url), weakref.WeakSet[asyncio.AbstractEventLoop]()
+
+    async def read() -> None:
+        loops.add(asyncio.get_running_loop())
+        async with make_world(sqlite_file_url).client(store) as client:
+            with anyio.move_on_after(2):
+                await anext(client.payments.changes())
+
+    for _ in range(2):
+        run_virtual(read)
+    gc.collect()
+    assert not loops
+    store.close()
 
 
 CHOICES: list[dict[str, Any]] = [{}, {"consumer": "books"}]
