@@ -13,7 +13,7 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
-from mobilemoney_async.cli.failures import Refused, WrongUsage, run, say
+from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, run, say
 from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
@@ -186,6 +186,8 @@ def restored(*, note: Note, service: Service) -> None:
     count = run_with_account("accounts", work, find_store(service))
     some = "1 account is compared with the service before its next payment."
     print(some if count == 1 else f"{count:,} accounts are compared with the service before their next payments.")
+    others = "For each account that the backup does not know: mobilemoney payments restored --account NAME --note TEXT"
+    print(output.visible(copyable(others)))
 
 
 @add_command(accounts_app, "erase")
