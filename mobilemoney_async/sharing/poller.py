@@ -26,8 +26,10 @@ from mobilemoney_async.database.leases import new_holder, read_lease
 from mobilemoney_async.database.schema import leases, lock_row, payments, subscriptions
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import InvalidCursor, MobileMoneyError, StoreError
+from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.ownership.binding import Binding
+from mobilemoney_async.payments.ownership.final_states import ChangedState, find_changed, report_changes
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, pending_ids, select_among
@@ -55,7 +57,8 @@ def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> S
     """Return the seat of one poller among those of all processes of a store."""
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
-    return StoreChannel(store, utcnow=pipeline.utcnow, require_own=own, claim=pipeline.claim)
+    options: dict[str, Any] = {"require_own": own, "claim": pipeline.claim, "on_event": pipeline.on_event}
+    return StoreChannel(store, utcnow=pipeline.utcnow, **options)
 
 
 class StoreChannel:
@@ -76,8 +79,10 @@ class StoreChannel:
         utcnow: Callable[[], datetime],
         require_own: Callable[[], Awaitable[object]] = checkpoint,
         claim: Claim | None = None,
+        on_event: Handler | None = None,
     ) -> None:
         self.store: AccountStore = store
+        self._on_event = on_event
         self._claim = claim
         self._holder = new_holder(None if claim is None else claim.host)
         self.follower: str = self._holder.name
@@ -101,7 +106,7 @@ class StoreChannel:
         tidies = now >= self._tidied_at + _TIDY
         ttl = self.ttl if self._claim is None else self._claim.ttl
 
-        def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
+        def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming, list[ChangedState]]:
             journal = Journal(connection, self.store.account)
             row = lock_lease(journal)
             # From here to the commit no other poller of the account writes.
@@ -113,7 +118,7 @@ class StoreChannel:
                 row.lease = row.lease.taken(self._holder, shared, ttl)
             is_holder = row.lease.holder == self.follower
             # Answers first: payments that they end are then not among the changes, or known.
-            write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
+            changed = write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
             updates = self._receive(journal, outgoing, wanted)
             ended = {each.transaction_id for each in updates if each.is_ending}
             updates += write_subscriptions(journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended)
@@ -122,13 +127,14 @@ class StoreChannel:
                 tidy(journal, at=at + ahead)
             if row != before:
                 save_lease(journal, row)
-            return row, Incoming(
+            incoming = Incoming(
                 holds=row.lease.holder == self.follower,
                 epoch=row.lease.epoch,
                 lease_ends_at=row.lease.ends_at(shared),
                 updates=updates,
                 subscriptions=changes,
             )
+            return row, incoming, changed
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in outgoing.updates)
@@ -137,9 +143,10 @@ class StoreChannel:
         share_key = (self.store.account, "poller") if is_short else ()
         # The fields change only after the commit. If this task is cancelled here, the sync may be committed all the
         # same: the caller then sends the same messages again, as `PollerChannel` allows.
-        (row, incoming), self._clock_offset = await self.store.database.timed(
+        (row, incoming, changed), self._clock_offset = await self.store.database.timed(
             work, durable=is_final, share_key=share_key
         )
+        report_changes(self.store, changed, self._on_event)
         self._epoch = incoming.epoch if incoming.holds else None
         if self._claim is not None:
             numbers = row.subscription_number, row.message_number
@@ -173,14 +180,15 @@ class StoreChannel:
         if self._claim is not None:
             self._claim.poller = None
 
-        def work(journal: Journal) -> None:
+        def work(journal: Journal) -> list[ChangedState]:
             row = lock_lease(journal)
-            write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
+            changed = write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
             withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self._holder)
             save_lease(journal, row)
+            return changed
 
-        await self.store.write(work)
+        report_changes(self.store, await self.store.write(work), self._on_event)
 
     async def join(self, *, resume: bool) -> list[str]:
         """Join the others, unless the account is another merchant's; see `PollerChannel.join`."""
@@ -266,13 +274,16 @@ def save_lease(journal: Journal, row: LeaseRow) -> None:
 
 def write_updates(
     journal: Journal, row: LeaseRow, said: Sequence[StatusUpdate], *, at: datetime, is_holder: bool
-) -> None:
+) -> list[ChangedState]:
     """Record the service's answers, and write them to the pollers that track their payments, the sender's included.
 
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state. One that contradicts the payment's record ends the tracking as an error.
+
+    Returns:
+        The final states that have changed, to be reported once that is committed.
     """
-    columns = subscriptions.c
+    columns, changed = subscriptions.c, list[ChangedState]()
     for each in said:
         final = each.transaction if each.transaction is not None and each.transaction.is_final else None
         if final is None and not is_holder:
@@ -280,11 +291,15 @@ def write_updates(
         if final is not None:
             contradiction = record_seen(journal, final, source=Source.POLL, at=at)
             if contradiction is not None:
-                logger.error("the service contradicts itself: %s", contradiction)
+                found = find_changed(journal, final)
+                changed += found
+                if not found:
+                    logger.error("the service contradicts itself: %s", contradiction)
                 each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
         message = _message(each) | {"message_number": row.message_number + 1}
         here = (columns.transaction_id == each.transaction_id, ~columns.has_ended)
         row.message_number += min(1, journal.change_rows(subscriptions, *here, **message))
+    return changed
 
 
 def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:

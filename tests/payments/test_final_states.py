@@ -1,6 +1,6 @@
 """A final state that changes on a later page is told once, whoever reads the list."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -80,6 +80,25 @@ async def test_a_final_state_that_the_list_showed_first_is_told(sqlite_file_url:
         assert [each.key for each in await client.payments.unresolved()] == ["k"]
     told = [each for each in events if isinstance(each, FinalStateChanged)]
     assert [(each.before, each.status) for each in told] == [("FAILED", "SUCCESS")]
+
+
+async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url: str) -> None:
+    """By a lookup, of a payment that was identified with its first final state meanwhile."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
+        await world.lose(client, Order("k", "collections", number(1)), made=True)
+        payment = world.service.payments[-1]
+        async with client.poller() as poller:
+            poller.track(payment.id)
+            await anyio.sleep(MINUTE)
+            payment.status = "FAILED"
+            await client.payments.identify("k", payment.id, note="Asha")
+            payment.status = "SUCCESS"
+            with suppress(StoreError):
+                await poller.wait(payment.id)
+        assert [each.key for each in await client.payments.unresolved()] == ["k"]
+    told = [each for each in events if isinstance(each, FinalStateChanged)]
+    assert [(each.idempotency_key, each.before, each.status) for each in told] == [("k", "FAILED", "SUCCESS")]
 
 
 @pytest.mark.slow

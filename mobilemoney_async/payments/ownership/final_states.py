@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
@@ -27,6 +28,9 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 # payment's is compared again: another process may have recorded that meanwhile.
 _MOST, _AGAIN = 20_000, timedelta(minutes=1)
 
+ChangedState: TypeAlias = tuple[PaymentRecord, Transaction]
+"""Payment with its first final state, and its transaction with another one."""
+
 
 async def compare_final_states(
     store: AccountStore, rows: Sequence[Transaction], *, now: datetime, on_event: Handler | None
@@ -42,17 +46,12 @@ async def compare_final_states(
     if not ended:
         return
 
-    def note(journal: Journal) -> list[tuple[PaymentRecord, Transaction]]:
-        told = []
-        for record, row in changed:
-            if record_seen(journal, row, source=Source.POLL, at=now) is not None:
-                found = journal.find(record.key)
-                told += [(record, row)] if found is not None and found.cause is PaymentCause.CHANGED else []
-        return told
+    def note(journal: Journal) -> list[ChangedState]:
+        seen = (row for _, row in changed if record_seen(journal, row, source=Source.POLL, at=now) is not None)
+        return [each for row in seen for each in find_changed(journal, row)]
 
     async def write() -> None:
-        for record, row in await store.write(note):
-            _report(store.account, record, row, on_event)
+        report_changes(store, await store.write(note), on_event)
 
     try:
         changed, settled = await store.read(lambda journal: _find(journal, ended))
@@ -65,6 +64,12 @@ async def compare_final_states(
         compared.clear()
     again_at = shift(now, _AGAIN)
     compared.update((each, (str(row.status), None if each in settled else again_at)) for each, row in ended.items())
+
+
+def find_changed(journal: Journal, row: Transaction) -> list[ChangedState]:
+    """Return the payment of a row that has contradicted it, if its final state has changed."""
+    record = owners(journal, [row.id]).get(row.id)
+    return [] if record is None or record.cause is not PaymentCause.CHANGED else [(record, row)]
 
 
 def _find(
@@ -83,11 +88,13 @@ def _is_due(known: tuple[str, datetime | None] | None, status: str, now: datetim
     return known is None or known[0] != status or (known[1] is not None and now >= known[1])
 
 
-def _report(account: str, record: PaymentRecord, row: Transaction, on_event: Handler | None) -> None:
-    before, status = shown_text(str(record.status)), shown_text(str(row.status))
-    said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
-    logger.error(said, record.key, account, before, shown_id(row.id), status)
-    event = FinalStateChanged(
-        transaction_id=row.id, idempotency_key=record.key, type=str(record.type), before=before, status=status
-    )
-    emit(on_event, event)
+def report_changes(store: AccountStore, changed: Iterable[ChangedState], on_event: Handler | None) -> None:
+    """Report final states that have changed, once that is committed."""
+    for record, row in changed:
+        before, status = shown_text(str(record.status)), shown_text(str(row.status))
+        said = "payment %r of account %r was finally %s, and transaction %s is %s now: ask the service which is true"
+        logger.error(said, record.key, store.account, before, shown_id(row.id), status)
+        event = FinalStateChanged(
+            transaction_id=row.id, idempotency_key=record.key, type=str(record.type), before=before, status=status
+        )
+        emit(on_event, event)
