@@ -101,7 +101,8 @@ def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> tuple[l
     if WHOLE_ACCOUNT not in wanted:
         key, numbers = journal.lock_account().number_key, _numbers(journal)
         if key is None and numbers:
-            said = f"account {journal.account!r} has no key yet to compare its numbers by: erase each by itself"
+            said = f"account {journal.account!r} has no key yet to compare its numbers by, and its next key finds none "
+            said += "of this list: erase each by itself"
             return [], [StoreError(said, outcome="not_sent")]
         of_digest = {digest(key, number): number for number in numbers}
         works = [partial(erase_number, journal, of_digest[each], at) for each in sorted(wanted & of_digest.keys())]
