@@ -255,6 +255,25 @@ async def test_a_refused_payment_is_cancelled_once_its_retry_is_approved(world: 
 
 
 @pytest.mark.slow
+@BOTH
+async def test_a_retry_is_not_sent_once_the_cancelled_payment_was_made_after_all(
+    world: World, client: AsyncClient
+) -> None:
+    """By the word of an operator: the service had made what it refused."""
+    batch = await approved(client)
+    (first, *_) = [line.key for line in await client.payouts.report(batch.id)]
+    await refuse_line(world, client, first)
+    retry = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+    made = world.service.make("disbursement", number(0), "1000")
+    await anyio.sleep(300)
+    (record,) = await client.payments.recover({first: made.id}, note="Neema: on the dashboard")
+    assert record.transaction_id == made.id
+    await send(client)
+    assert (await client.payouts.report(retry.id))[0].state == "CANCELLED"
+    assert live(world)[number(0)] == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["recover", "explain"])
 @BOTH
 async def test_a_retry_waits_for_a_decision_if_the_first_payment_turns_to_success(
