@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from mobilemoney_async.database.prepared import collect_pending
 from mobilemoney_async.database.url import NEVER_IDLE, PATIENCE, file_of, make_engine, obstacle
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.host_clock import monotonic
@@ -47,13 +48,13 @@ class Connections:
         """Run work in one transaction and return its result; an exception rolls everything back."""
         engine = self.engine(until)
         if self.dialect == "postgresql" or not writes:
-            with engine.begin() as connection:
+            with engine.begin() as connection, collect_pending(connection):
                 return work(connection)
         with _held(self._writer, until), engine.connect() as connection:
             # Outside a transaction, the only place where SQLite lets it change.
             driver: Any = connection.connection.dbapi_connection
             driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            with connection.execution_options(mobilemoney_writes=True).begin():
+            with connection.execution_options(mobilemoney_writes=True).begin(), collect_pending(connection):
                 return work(connection)
 
     def engine(self, until: float) -> sa.Engine:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections
+from mobilemoney_async.database.prepared import run_pending
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
 from mobilemoney_async.errors import MobileMoneyError
@@ -141,8 +142,7 @@ def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
         is_under_way = True
         if writes and connections.dialect == "postgresql":
             connection.execute(_SHORT_PATIENCE)
-        for work in works:
-            work.run(connection)
+        _run_each(works, connection)
         is_under_way = False
 
     try:
@@ -165,6 +165,17 @@ def _run_together(works: Sequence[Work[Any]], connections: Connections) -> None:
         failure = None
     if any(has_changes):
         connections.notify()
+
+
+def _run_each(works: Sequence[Work[Any]], connection: sa.Connection) -> None:
+    """Run work that is sorted by its accounts; what it leaves for later runs before more work of its account."""
+    account: Sequence[str] = ()
+    for work in works:
+        if work.share_key[:1] == account:
+            run_pending(connection)
+        account = work.share_key[:1]
+        work.run(connection)
+    run_pending(connection)
 
 
 def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bool) -> bool:

@@ -6,7 +6,8 @@ For each execution SQLAlchemy looks for what it has compiled, which is a twentie
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,18 +21,55 @@ _OF_DRIVER: Mapping[str, sa.Dialect] = {
     "pysqlite": pysqlite.dialect(paramstyle="named"),
 }
 
+_PENDING = "mobilemoney_pending"
+"""Note about a connection: the statements that its transaction has left for later, and for each its parameters."""
+
 
 def run(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> sa.CursorResult[Any]:
     """Execute a statement, prepared if this is an engine of ours; its rows are as the driver gives them."""
-    dialect = _OF_DRIVER.get(connection.dialect.driver)
-    if dialect is None:  # the merchant's own
+    if connection.dialect.driver not in _OF_DRIVER:  # the merchant's own
         return connection.execute(statement, parameters)
+    return connection.exec_driver_sql(*_bind(connection, statement, parameters))
+
+
+def run_later(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> None:
+    """Execute a statement before the commit, with all of its text in one round trip; until then nothing may read it."""
+    pending = connection.info.get(_PENDING)
+    if pending is None:  # the merchant's own
+        run(connection, statement, parameters)
+    else:
+        text, given = _bind(connection, statement, parameters)
+        pending.setdefault(text, []).append(given)
+
+
+def run_pending(connection: sa.Connection) -> None:
+    """Execute the statements of `run_later`, in the order of the first one of each text."""
+    pending = connection.info[_PENDING]
+    for text in list(pending):
+        some = pending.pop(text)
+        connection.exec_driver_sql(text, some if len(some) > 1 else some[0])
+
+
+@contextmanager
+def collect_pending(connection: sa.Connection) -> Generator[None]:
+    """Let a transaction leave statements for later, which are executed at the end of the block."""
+    info = connection.info  # later the connection may be broken
+    info[_PENDING] = {}
+    try:
+        yield
+        run_pending(connection)
+    finally:
+        del info[_PENDING]
+
+
+def _bind(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    dialect = _OF_DRIVER[connection.dialect.driver]
     text, defaults, writers = _prepare(statement, dialect, frozenset(parameters))
     given = {**defaults, **parameters}
     for name, write in writers.items():
         given[name] = write(given[name])
     # Members of enumerations are texts here, for which psycopg has another way.
-    return connection.exec_driver_sql(text, {k: str(v) if isinstance(v, str) else v for k, v in given.items()})
+    return text, {k: str(v) if isinstance(v, str) else v for k, v in given.items()}
 
 
 @functools.lru_cache(maxsize=128)

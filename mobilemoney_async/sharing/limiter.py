@@ -27,7 +27,7 @@ from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.database.prepared import run
+from mobilemoney_async.database.prepared import run_later
 from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -230,7 +230,7 @@ class SharedLimiter:
             # From here to the commit no other process of the account reserves.
             now = clock()
             state, reservation = reserve(row.state or None, request, now)
-            run(connection, _UPDATE, {"of": self._account, "state": state})
+            run_later(connection, _UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(work, share_key=(self._account,))

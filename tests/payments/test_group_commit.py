@@ -19,6 +19,7 @@ from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState, RateL
 from mobilemoney_async.database import engine
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
+from mobilemoney_async.database.prepared import run_later
 from mobilemoney_async.database.url import GROUP_THREADS, THREADS
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
@@ -213,6 +214,20 @@ async def test_the_limiters_of_many_accounts_share_transactions(database: Databa
                 tasks.start_soon(limiter.acquire)
     assert [limiter.usage().granted for limiter in limiters] == [1] * count
     assert len(commits) <= count / 2
+
+
+async def test_work_reads_what_others_of_its_account_have_left_for_later(database: Database) -> None:
+    """Nobody's change is lost, though those of several accounts are executed together."""
+    await database.write(mark(0))
+
+    def count_up(connection: sa.Connection) -> int:
+        number: int = connection.execute(sa.text("SELECT number FROM group_marks")).scalar_one()
+        run_later(connection, sa.text("UPDATE group_marks SET number = :next"), {"next": number + 1})
+        return number
+
+    found = await write_behind_a_gate(database, dict.fromkeys(range(1, 9), count_up))
+    assert sorted(found.values()) == list(range(8))
+    assert await marks(database) == [8]
 
 
 @pytest.mark.parametrize("kind", ["its own", "of the database", "of a row that cannot be read"])

@@ -302,8 +302,9 @@ class Beginning:
             if (duplicate := journal.find_duplicate(self.request)) is not None:
                 raise duplicate_suspected(duplicate)
             return self.begun if self._has_begun(journal) else None
-        self.begun, key, said = begun, self.request.key, f"attempt {begun.attempt}"
-        journal.record(key, PaymentEvent.SEND, PaymentState.SENDING, at=now, source=Source.ANSWER, detail=said)
+        self.begun, key = begun, self.request.key
+        said: dict[str, Any] = {"source": Source.ANSWER, "detail": f"attempt {begun.attempt}"}
+        journal.record(key, PaymentEvent.SEND, PaymentState.SENDING, at=now, is_last=True, **said)
         return begun
 
     def _has_begun(self, journal: Journal) -> bool:

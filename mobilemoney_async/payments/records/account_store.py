@@ -255,7 +255,11 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.save(entry), share_key=entry.key, high_priority=True)
+
+        def work(journal: Journal) -> StoreError | None:
+            return journal.save(entry, is_last=True)
+
+        written = await self.write(work, share_key=entry.key, high_priority=True)
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]

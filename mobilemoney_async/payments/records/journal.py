@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.prepared import run
+from mobilemoney_async.database.prepared import run, run_later
 from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, payments, unmatched
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
@@ -205,10 +205,10 @@ class Journal:
         assert record is not None
         return record
 
-    def save(self, entry: JournalEntry) -> StoreError | None:
+    def save(self, entry: JournalEntry, *, is_last: bool = False) -> StoreError | None:
         """Record an event; if it contradicts the payment's state, note only that, and return the error to raise.
 
-        A payment that was sent, and is not in the store any more, is such an error as well.
+        A payment that was sent, and is not in the store any more, is such an error as well. `is_last` as for `record`.
         """
         acknowledged = entry.acknowledgement
         names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
@@ -235,7 +235,9 @@ class Journal:
             if failure is not None:
                 return failure
         if target is not state or is_own:
-            self.record(row.key, *change, at=entry.at, source=entry.source, detail=detail, values=values)
+            is_last = is_last and entry.event is not PaymentEvent.PUT_BACK  # its batch may be cancelled: see below
+            more: dict[str, Any] = {"source": entry.source, "detail": detail, "values": values}
+            self.record(row.key, *change, at=entry.at, is_last=is_last, **more)
         elif values:
             self.change(row.key, values)
         if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
@@ -365,17 +367,22 @@ class Journal:
         source: Source,
         detail: str | None,
         values: Mapping[str, Any] | None = None,
+        is_last: bool = False,
     ) -> None:
-        """Change columns of a payment, add the event to its history, as `note` does, and the change to the feed."""
+        """Change columns of a payment, add the event to its history, as `note` does, and the change to the feed.
+
+        If this `is_last`, nothing later in the transaction of one payment reads it: it may run with those of others.
+        """
+        execute = run_later if is_last else run
         entry = self._entry(key, event.value, at=at, source=source, detail=detail)
         entry |= {"of_state": str(state), "of_status": status}
         if self.dialect == "postgresql":
-            run(self.connection, sql.CHANGE_AND_RECORD if values else sql.RECORD, {**entry, **(values or {})})
+            execute(self.connection, sql.CHANGE_AND_RECORD if values else sql.RECORD, {**entry, **(values or {})})
         else:
             if values:
-                self.change(key, values)
-            run(self.connection, sql.PUBLISH, entry)  # first: both take the next number of the history
-            run(self.connection, sql.NOTE, entry)
+                execute(self.connection, sql.CHANGE, {"of_account": self.account, "of_key": key, **values})
+            execute(self.connection, sql.PUBLISH, entry)  # first: both take the next number of the history
+            execute(self.connection, sql.NOTE, entry)
         self.has_changes = True
 
     def _entry(self, key: str, what: str, *, at: datetime, source: Source, detail: str | None) -> dict[str, Any]:
