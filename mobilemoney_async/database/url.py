@@ -294,8 +294,22 @@ def _require_in_place(file: str, known: tuple[int, int] | None) -> None:
 def _session_class() -> Any:
     import psycopg  # here, since only PostgreSQL needs it
 
+    class Cursor(psycopg.Cursor[Any]):
+        """Cursor that describes columns by what SQLAlchemy reads. psycopg's looks each type up, many times a create."""
+
+        @property
+        def description(self) -> Any:
+            found = self.pgresult
+            if found is None or not found.nfields:
+                return None
+            return [(found.fname(at).decode(), found.ftype(at)) for at in range(found.nfields)]  # type: ignore[union-attr]
+
     class Session(psycopg.Connection[Any]):
         """Session that ends where its server stands still: the server's own time-outs cannot strike then."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.cursor_factory = Cursor
 
         def wait(self, gen: Generator[Any, Any, T], *times: Any, **named: Any) -> T:
             return super().wait(self._answer(gen), *times, **named)
