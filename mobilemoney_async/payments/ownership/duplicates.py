@@ -17,6 +17,7 @@ same one, whether or not their stores have a key.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -154,9 +155,9 @@ class DuplicateGuard:
             self._key = str(row.number_key)
             return self._key
         begin_life(journal, now, now)
-        key = journal.ensure_number_key()
-        if journal.lock_account().first_record_at is None:
-            journal.change_account(first_record_at=now)
+        row = journal.lock_account()
+        key = str(row.number_key or secrets.token_hex(32))
+        journal.change_rows(accounts, number_key=key, first_record_at=row.first_record_at or now)
         return key
 
     def require_unsuspected(
