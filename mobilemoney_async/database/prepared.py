@@ -1,6 +1,7 @@
 """Statements that are compiled once for each dialect and set of parameters, and executed by their text.
 
-For each execution SQLAlchemy looks for what it has compiled, which is a twentieth of the CPU of a create.
+For each execution SQLAlchemy looks for what it has compiled, which is a twentieth of the CPU of a create. What nothing
+reads before the commit is left for later, where creates that share a transaction have it executed together.
 """
 
 from __future__ import annotations
