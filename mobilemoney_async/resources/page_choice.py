@@ -193,6 +193,11 @@ class JoinedPages:
         return int(self._fewest) if self._is_counted and self._fewest < math.inf else None
 
     @property
+    def is_short(self) -> bool:
+        """True if, from the first page on, fewer rows came than the service counts."""
+        return self.first == 1 and len(self.rows) < (self.counted or 0)
+
+    @property
     def is_plain(self) -> bool:
         """True if at most one page has rows, as many as the service counts."""
         return self.page <= self.first + 2 and len(self.rows) == self._total
@@ -321,8 +326,9 @@ class TimeSearch:
         pages, is_unordered = self._pages, self._rises and self._falls
         assert pages.edges is not None
         last = pages.page - 1
-        if pages.is_at_end or (self._is_behind(pages.edges[1]) and not is_unordered):
-            self.is_covered = True
+        is_behind = self._is_behind(pages.edges[1]) and not is_unordered
+        if pages.is_at_end or is_behind:
+            self.is_covered = is_behind or not pages.is_short
             return None
         if is_unordered or not self._is_before(pages.edges[1]) or pages.page == self._limit:
             return pages.page

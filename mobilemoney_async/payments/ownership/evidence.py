@@ -104,6 +104,21 @@ class Walk:
             return str(_NOT_WHOLE)
         return f"{_NOT_WHOLE}: the service counts {self.counted:,} transactions, and has shown {shown:,}"
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the transactions that were shown, of those that cannot be read too."""
+        unreadable = (row.id for row in self.unreadable if row.id is not None)
+        return [*(row.id for row in self.rows), *unreadable]
+
+    def flaw(self, since: datetime, settled: Container[str | None]) -> str | None:
+        """Return why it may not show every transaction from a time on that is not `settled`, or None."""
+        if self.covered is None and not self.is_complete:
+            return self.shortfall
+        unreadable = (row.id for row in self.unreadable if row.created_at is None or row.created_at >= since)
+        undated = (row.id for row in self.rows if row.created_at is None)
+        is_readable = all(each in settled for each in chain(unreadable, undated))
+        return None if is_readable else str(Reason(PaymentCause.UNREADABLE))
+
     def asked(self, start: datetime, end: datetime) -> bool:
         """Return whether the days asked for hold a span on the service's clock.
 

@@ -184,8 +184,7 @@ class Reconciler:
         def read(journal: Journal) -> Evidence:
             owned = owners_of_rows(journal, walk.rows)
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
-            shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
-            settled = explained(journal, [each for each in shown if each not in owned])
+            settled = explained(journal, [each for each in walk.ids if each not in owned])
             merchant = merchant_of(journal, walk.rows, owned)
             return Evidence(
                 walk=walk,

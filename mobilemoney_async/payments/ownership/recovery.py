@@ -62,7 +62,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS, OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
-from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, find_lines, lines_of
+from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, explained, find_lines, lines_of
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -83,7 +83,6 @@ _NO_CLOCK = (
 )
 # Where nothing shows it, rows of a day before and after are in question.
 _ANY_CLOCK = Skew(low=-_DAY, high=_DAY)
-
 
 _Listed: TypeAlias = tuple[Walk, Mapping[str, PaymentRecord], Skew]
 
@@ -294,7 +293,7 @@ class Recovery:
     async def _look(self, due: _Due) -> str | None:
         """Compare the list with the store; return why it does not suffice, or None."""
         walk, owned, skew = await self._list(due)
-        comparison, has_own = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
+        comparison, has_own, flaw = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
         if comparison.rows and skew == _ANY_CLOCK:
             self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
             return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about)
@@ -303,6 +302,7 @@ class Recovery:
         if comparison.signs:
             lost = Span(shift(due.newest, skew.low - CLOCKS), shift(due.since, skew.high + CLOCKS), due.went_backwards)
             rows = [row for row in comparison.rows if lost.holds(row.created_at)]
+        flaw = flaw if due.went_backwards or lost else None  # else nothing shows that any is to be found
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
         is_unsure = due.went_backwards or lost is not None or not has_own
@@ -314,7 +314,7 @@ class Recovery:
 
         async def write() -> int | None:
             count = await self._store.write(
-                lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, now=now)
+                lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, flaw=flaw, now=now)
             )
             if count and lost is not None and not is_told:
                 self._report(count, lost.start)
@@ -323,6 +323,8 @@ class Recovery:
         # Once they are noted, lost transactions are reported by this task or never.
         if await shielded(write) is None:
             return _SAID_SINCE
+        if flaw is not None:
+            return flaw
         self._store.due_since = None
         if facts.lost_until is not None:  # the account's row says so from now on
             self._store.newest = facts.newest
@@ -348,7 +350,7 @@ class Recovery:
         walk = await self._lister.near(start, end, first_day)
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(first_day)
-        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in walk.rows]))
+        owned = await self._store.read(lambda journal: owners(journal, walk.ids))
         samples = own_samples((owned.get(row.id), row) for row in walk.rows)
         skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
         if skew is None or skew.high - skew.low > CLOCKS:
@@ -357,8 +359,8 @@ class Recovery:
 
     def _read(
         self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: _Due, skew: Skew
-    ) -> tuple[Comparison, bool]:
-        """Return the comparison of the rows with the store, and whether any is owned, where payments own some."""
+    ) -> tuple[Comparison, bool, str | None]:
+        """Return the comparison of the rows, whether any is owned, where payments own some, and what the list lacks."""
         open_ones = open_attempts(journal)
         facts = read_row_facts(journal, walk.rows, owned, settled=self._settled)
         noted = set(facts.lost)
@@ -376,7 +378,9 @@ class Recovery:
             began_at=due.since,
             grace=self._store.grace,
         )
-        return comparison, bool(owned) or _newest_owned(journal, due.since) is None
+        settled = {*owned, *explained(journal, [each for each in walk.ids if each not in owned])}
+        settled.update(row.id for row in walk.rows if str(row.status) in FAILED)
+        return comparison, bool(owned) or _newest_owned(journal, due.since) is None, walk.flaw(since, settled)
 
     def _record(
         self,
@@ -387,10 +391,12 @@ class Recovery:
         *,
         skew: Skew,
         again_at: datetime | None,
+        flaw: str | None,
         now: datetime,
     ) -> int | None:
         """Write the result of a comparison, and return how many transactions of a lost time are new.
 
+        Where the list has a `flaw`, what it shows is of the lost time, and the comparison stays due.
         None if the comparison has become due anew since it began: someone has said that the store was restored.
         """
         if journal.lock_account().due_since != due.since:
@@ -402,11 +408,12 @@ class Recovery:
             inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
             lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
         count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
-        if due.went_backwards or not due.facts.is_in_contact(now):
-            begin_life(journal, due.since, now)
-        values: dict[str, Any] = {"due_since": None, "known_until": None, "again_at": again_at}
-        values["went_backwards"] = due.went_backwards and again_at is not None
-        values |= {"timeline": due.facts.timeline_now, "lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
+        values: dict[str, Any] = {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
+        if flaw is None:
+            if due.went_backwards or not due.facts.is_in_contact(now):
+                begin_life(journal, due.since, now)
+            values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": due.facts.timeline_now}
+            values["went_backwards"] = due.went_backwards and again_at is not None
         if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
             values["feed_epoch"] = new_epoch()
         journal.change_account(**values)

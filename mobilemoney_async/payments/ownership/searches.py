@@ -129,7 +129,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
         _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
     )
     statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
-    shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
+    shown = set(walk.ids)
     keys = [row.key for row in journal.execute(statement) if row.transaction_id not in shown]
     return find_all(journal, keys[:_MOST_HIDDEN])
 
