@@ -115,10 +115,11 @@ class PageSweep:
         depth: The number of pages between the newest rows and the next page.
     """
 
-    __slots__ = ("_found", "_is_past_the_end", "depth")
+    __slots__ = ("_counted", "_found", "_is_past_the_end", "depth")
 
     def __init__(self) -> None:
         self.depth: int = 0
+        self._counted: int | None = None  # the pages at first: a page that is shown again and again counts no others
         self._found: float | None = None  # on the latest pages, on average
         self._is_past_the_end = False
 
@@ -133,9 +134,11 @@ class PageSweep:
             return 0.0
         if self._found is None or pages is None:
             return min(float(wanted), PAGE_SIZE_MAX)
+        self._counted = self._counted or pages
         if self.depth >= pages:
             return 0.0
-        expected = max(self._found, wanted / (pages - self.depth))
+        is_beyond = self.depth >= self._counted
+        expected = self._found if is_beyond else max(self._found, wanted / (pages - self.depth))
         return min(expected, float(wanted)) if expected > 1 else 0.0
 
     def took(self, wanted: int, found: int, rows: int) -> None:

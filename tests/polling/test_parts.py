@@ -275,6 +275,15 @@ def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
     assert sweep.worth(1000, 20) == 0
 
 
+def test_a_sweep_of_a_list_that_grows_by_each_page_ends() -> None:
+    """A service that ignores the number of the page shows one again and again, full, and never what is looked for."""
+    sweep, asked = PageSweep(), 0
+    while sweep.worth(30, asked + 2) > 1:
+        sweep.took(30, 0, 100)
+        asked += 1
+    assert asked < 10
+
+
 # How old payments are
 
 
