@@ -213,5 +213,5 @@ def forget_login(settings: Settings) -> bool:
 
 def _login_file(settings: Settings) -> Path:
     name = re.sub(r"[^A-Za-z0-9_-]", "_", settings.profile)[:40]
-    digest = hashlib.sha256(f"{settings.profile}\0{settings.base_url}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{settings.profile}\0{settings.base_url}".encode(errors="surrogatepass")).hexdigest()[:16]
     return state_folder(os.environ) / "logins" / f"{name}-{digest}.json"

@@ -63,6 +63,7 @@ class TestLogin:
     def test_logout_forgets_it(self, sandbox: Sandbox, url: str, state: Path) -> None:
         """Nothing is left of it, and a second logout is no error."""
         log_in(sandbox, url)
+        assert run("logout", "--base-url", f"{url}/\udcff").exit_code == 0  # a byte that is no text
         assert run("logout", "--base-url", url).stdout == "deleted: the login of profile command line\n"
         assert list((state / "mobilemoney" / "logins").iterdir()) == []
         result = run("logout", "--base-url", url)
