@@ -320,7 +320,8 @@ def _read_header(line: int, cells: list[str], columns: Mapping[str, str]) -> lis
     missing = [theirs.get(name, name) for name in (*_NEEDED, *theirs) if name not in named]
     if missing or len(set(named)) < len(named):
         problem = f"it lacks {' and '.join(dict.fromkeys(missing))}" if missing else "a column is there twice"
-        raise _wrong(f"line {line} must be the header phone_number,amount[,key][,…]: {problem}")
+        hint = "" if columns else "; columns (--columns) gives the file's own names"
+        raise _wrong(f"line {line} must be the header phone_number,amount[,key][,…]: {problem}{hint}")
     return names
 
 
