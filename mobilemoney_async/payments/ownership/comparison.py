@@ -191,8 +191,8 @@ class Comparison:
 
     Attributes:
         rows: Those from the sending of the store's newest payment on, as of when the comparison became due, and less
-            what the clocks may differ by. Without those of other merchants, the explained ones, and those that a life
-            of the store remembers.
+            what the clocks may differ by; and those without a time. Without those of other merchants, the explained
+            ones, and those that a life of the store remembers.
         searches: The searches for the open attempts.
         skew: How far the service's clock is ahead.
         began_at: When the present life begins.
@@ -207,8 +207,8 @@ class Comparison:
 
     @property
     def signs(self) -> list[Transaction]:
-        """Rows that show that the store is behind: all that are not lost answers."""
-        return [row for row in self.rows if not self._is_lost_answer(row)]
+        """Rows that show that the store is behind: all that have a time, and are not lost answers."""
+        return [row for row in self.rows if row.created_at is not None and not self._is_lost_answer(row)]
 
     @property
     def doubtful(self) -> list[Transaction]:

@@ -114,10 +114,8 @@ class Walk:
         """Return why it may not show every transaction from a time on that is not `settled`, or None."""
         if self.covered is None and not self.is_complete:
             return self.shortfall
-        unreadable = (row.id for row in self.unreadable if row.created_at is None or row.created_at >= since)
-        undated = (row.id for row in self.rows if row.created_at is None)
-        is_readable = all(each in settled for each in chain(unreadable, undated))
-        return None if is_readable else str(Reason(PaymentCause.UNREADABLE))
+        late = (row.id for row in self.unreadable if row.created_at is None or row.created_at >= since)
+        return None if all(each in settled for each in late) else str(Reason(PaymentCause.UNREADABLE))
 
     def asked(self, start: datetime, end: datetime) -> bool:
         """Return whether the days asked for hold a span on the service's clock.

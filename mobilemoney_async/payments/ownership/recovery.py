@@ -299,9 +299,9 @@ class Recovery:
             return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about)
         self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
-        if comparison.signs:
+        if comparison.signs or (due.went_backwards and any(row.created_at is None for row in comparison.rows)):
             lost = Span(shift(due.newest, skew.low - CLOCKS), shift(due.since, skew.high + CLOCKS), due.went_backwards)
-            rows = [row for row in comparison.rows if lost.holds(row.created_at)]
+            rows = [row for row in comparison.rows if row.created_at is None or lost.holds(row.created_at)]
         flaw = flaw if due.went_backwards or lost else None  # else nothing shows that any is to be found
         now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
@@ -342,8 +342,7 @@ class Recovery:
     async def _list_since(self, start: datetime, due: _Due) -> _Listed:
         """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
 
-        The rows of our own payments show that, or else the Date headers. Where neither does, rows of a day before and
-        after are in question.
+        The rows of our own payments show that, or else the Date headers, or nothing (`_ANY_CLOCK`).
         """
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
         first_day = (due.newest - _DAY).date()  # one to spare, since the service's time zone is undocumented
@@ -369,8 +368,10 @@ class Recovery:
         known = lines_of(journal, named.intersection(row.id for row in walk.rows))
         noted.update(name for name, each in known.items() if facts.lives.hold(each.shown.first_seen_at))
         since = shift(due.newest, skew.low - CLOCKS)
-        recent = (row for row in walk.rows if row.created_at is not None and row.created_at >= since)
-        rows = [row for row in recent if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
+        rows = [row for row in walk.rows if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
+        undated = [row for row in rows if row.created_at is None]  # of any time
+        rows = [row for row in rows if row.created_at is not None and row.created_at >= since]
+        rows += undated if rows or due.went_backwards else []
         comparison = Comparison(
             rows=rows,
             searches=[query_for(each) for each in open_ones],
@@ -379,7 +380,6 @@ class Recovery:
             grace=self._store.grace,
         )
         settled = {*owned, *explained(journal, [each for each in walk.ids if each not in owned])}
-        settled.update(row.id for row in walk.rows if str(row.status) in FAILED)
         return comparison, bool(owned) or _newest_owned(journal, due.since) is None, walk.flaw(since, settled)
 
     def _record(
