@@ -29,7 +29,6 @@ from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     GROUP_THREADS,
     IS_POOLED,
-    LAST_READING,
     THREADS,
     is_conflict,
     is_locked,
@@ -61,6 +60,10 @@ _ahead_of_the_loop = PerLoop(lambda: monotonic() - loop_time())
 
 Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
+
+
+_READING = "mobilemoney_reading"
+"""Option of a transaction's connection: what it has read of PostgreSQL's clock, and when by the clock of this host."""
 
 
 class _LockedError(Exception):
@@ -345,10 +348,11 @@ class Database:
 
     def _time(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, which is asked for it once a transaction: the work of many may share one."""
-        info = connection.info
-        if LAST_READING not in info:
-            info[LAST_READING] = self._read_clock(connection), monotonic()
-        shown, read_at = info[LAST_READING]
+        reading = connection.get_execution_options().get(_READING)
+        if reading is None:
+            reading = self._read_clock(connection), monotonic()
+            connection.execution_options(**{_READING: reading})
+        shown, read_at = reading
         return float(shown + monotonic() - read_at)
 
     def _read_clock(self, connection: sa.Connection) -> float:

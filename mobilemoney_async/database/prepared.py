@@ -23,7 +23,7 @@ _OF_DRIVER: Mapping[str, sa.Dialect] = {
 }
 
 _PENDING = "mobilemoney_pending"
-"""Note about a connection: the statements that its transaction has left for later, and for each its parameters."""
+"""Option of a transaction's connection: the statements that it has left for later, and for each its parameters."""
 
 
 def run(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> sa.CursorResult[Any]:
@@ -35,7 +35,7 @@ def run(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]
 
 def run_later(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> None:
     """Execute a statement before the commit, with all of its text in one round trip; until then nothing may read it."""
-    pending = connection.info.get(_PENDING)
+    pending = connection.get_execution_options().get(_PENDING)
     if pending is None:  # the merchant's own
         run(connection, statement, parameters)
     else:
@@ -45,7 +45,7 @@ def run_later(connection: sa.Connection, statement: Any, parameters: Mapping[str
 
 def run_pending(connection: sa.Connection) -> None:
     """Execute the statements of `run_later`, in the order of the first one of each text."""
-    pending = connection.info[_PENDING]
+    pending = connection.get_execution_options()[_PENDING]
     for text in list(pending):
         some = pending.pop(text)
         connection.exec_driver_sql(text, some if len(some) > 1 else some[0])
@@ -53,14 +53,10 @@ def run_pending(connection: sa.Connection) -> None:
 
 @contextmanager
 def collect_pending(connection: sa.Connection) -> Generator[None]:
-    """Let a transaction leave statements for later, which are executed at the end of the block."""
-    info = connection.info  # later the connection may be broken
-    info[_PENDING] = {}
-    try:
-        yield
-        run_pending(connection)
-    finally:
-        del info[_PENDING]
+    """Let a connection's only transaction leave statements for later, which are executed at the end of the block."""
+    connection.execution_options(**{_PENDING: {}})
+    yield
+    run_pending(connection)
 
 
 def _bind(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

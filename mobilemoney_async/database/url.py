@@ -56,8 +56,6 @@ NEVER_IDLE = (
 
 IS_POOLED = "mobilemoney_is_pooled"
 """Note about a connection: it leads to a pooler, so that a session of the server lasts for one transaction."""
-LAST_READING = "mobilemoney_last_reading"
-"""Note about a connection: what its transaction has read of PostgreSQL's clock, and when by the clock of this host."""
 
 # SQLite's engines, and the files of their open connections, each with what tells it from another one of its name. The
 # child of a fork inherits SQLite's list of locks, but not the locks: no connection there, not even a new one, keeps
@@ -199,7 +197,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
     if settings:
         sa.event.listen(engine, "do_connect", _connect)
     sa.event.listen(engine, "connect", functools.partial(_begin_session, settings=settings))
-    sa.event.listen(engine, "begin", functools.partial(_begin, settings=settings))
+    sa.event.listen(engine, "begin", functools.partial(_begin_in_pool, settings=settings))
     sa.event.listen(engine, "handle_error", _replace_sessions)
     return engine
 
@@ -350,8 +348,7 @@ def _begin_session(connection: Any, record: Any, *, settings: Mapping[str, str])
     connection.commit()
 
 
-def _begin(connection: sa.Connection, *, settings: Mapping[str, str]) -> None:
-    connection.info.pop(LAST_READING, None)
+def _begin_in_pool(connection: sa.Connection, *, settings: Mapping[str, str]) -> None:
     if settings and connection.info.get(IS_POOLED):
         connection.exec_driver_sql(f"SELECT 1{_set(settings, 'true')}")
 
