@@ -196,19 +196,18 @@ class Reconciler:
                 merchant_id=merchant,
             )
 
-        evidence, judged = await self._store.read(read), list[PaymentRecord]()
+        evidence = await self._store.read(read)
         skew = evidence.skew(evidence.searches[payments[0].key])
         if skew is not None and skew.is_own:
             ahead = (skew.low + skew.high) / 2
             # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
             self._store.clock_offset = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
-        for some in chunks(payments, _AT_ONCE):
 
-            def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
-                return [self._judge_one(journal, record, evidence, is_whole=is_whole, asked=asked) for record in some]
+        def judge(some: Sequence[PaymentRecord], journal: Journal) -> list[PaymentRecord]:
+            return [self._judge_one(journal, record, evidence, is_whole=is_whole, asked=asked) for record in some]
 
-            judged += await self._store.write(judge)
-        return evidence, judged
+        parts = [functools.partial(judge, some) for some in chunks(payments, _AT_ONCE)]
+        return evidence, [record for part in parts for record in await self._store.write(part)]
 
     def _obstacle(
         self, journal: Journal, record: PaymentRecord, row: Transaction, evidence: Evidence
