@@ -71,15 +71,15 @@ def require_batch_within(
 ) -> None:
     """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
     by_number = _select(journal, at).with_only_columns(_columns.phone_number, _SUM.label("amount"))
-    new, spent = list(lines), defaultdict[str, Decimal](Decimal)
+    new, spent = list(lines), defaultdict[str | None, Decimal](Decimal)  # None: other numbers
     forms = kept_forms(journal, {line.phone_number for line in new})
     for row in journal.execute(by_number.group_by(_columns.phone_number)):
-        spent[forms.get(row.phone_number, row.phone_number)] += Decimal(row.amount)
+        spent[forms.get(row.phone_number)] += Decimal(row.amount)
     for some in chunks(line.key for line in new):
         # An earlier attempt of theirs, such as one that was refused without a code, is not paid beside the next one.
         own = _select(journal, at).where(_columns.key.in_(some))
         for row in journal.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
-            spent[forms.get(row.phone_number, row.phone_number)] -= Decimal(row.amount)
+            spent[forms.get(row.phone_number)] -= Decimal(row.amount)
     in_all = sum(spent.values(), Decimal(0))
     for line in new:
         # Line by line, so that the error names the first one that is too much.
