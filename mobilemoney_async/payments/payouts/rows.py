@@ -190,7 +190,7 @@ def _numbered(rows: Fields, columns: Mapping[str, str]) -> Iterator[tuple[int, M
     if not isinstance(rows.reveal(), Iterable) or isinstance(rows.reveal(), Mapping):
         raise refuse("rows", "the text or an open file of a CSV, or an iterable of mappings", type(rows.reveal()))
     for number, row in enumerate(map(_hide_row, rows.reveal()), 1):
-        yield number, _rename(number, row, columns) if isinstance(row, _Row) and columns else row
+        yield number, _rename(number, row, columns) if isinstance(row, _Row) else row
 
 
 def _hide_row(row: object) -> Any:
@@ -302,7 +302,7 @@ def _fit_header(text: str, delimiter: str, columns: Mapping[str, str]) -> tuple[
 def _may_be_divided(names: Sequence[str], cells: Sequence[str]) -> bool:
     """Return whether the comma of an amount such as 15,000 may have divided it into two cells."""
     place = names.index("amount")
-    amount, after = [*cells[place : place + 2], "", ""][:2]
+    amount, after = [*cells[place:], "", ""][:2]
     return _is_digits(amount, 1, 3) and _is_digits(after, 3, 3)
 
 
