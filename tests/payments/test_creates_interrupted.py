@@ -328,6 +328,18 @@ class TestDeadline:
             assert caught.value.outcome in {"not_sent", "refused"}
             assert world.states() == ["REFUSED"]
 
+    async def test_while_it_waits_for_the_answer_and_the_store_is_away(self, sqlite_file_url: str) -> None:
+        """The error is of the payment, which may have been made, not of the store."""
+        async with failing(sqlite_file_url, deadline=2.0) as (world, outage, client):
+
+            def go_away(request: httpx.Request) -> None:
+                outage.away = True
+
+            world.line.before = go_away
+            world.sandbox.script(faults.lost(processed=True), on="c2b")
+            await _expect(client, OutcomeUnknown, "unknown")
+            outage.away = False
+
     async def test_while_it_finds_out(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
         world.sandbox.script(faults.lost(processed=True), on="c2b")
