@@ -234,6 +234,26 @@ async def test_several_matches_are_for_someone_to_decide(world: World, client: A
 # Absence
 
 
+@on_one
+async def test_an_unreadable_row_that_was_explained_keeps_no_payment_open(world: World, client: AsyncClient) -> None:
+    """It may be the payment, until an operator has said what it is."""
+
+    def add(page: dict[str, Any]) -> None:
+        page["transactions"] += [{**row, "id": "t-odd", "amount": "many"} for row in page["transactions"][:1]]
+
+    async with between_others(client):
+        await lose(world, client, made=False)
+    world.line.change_page = add
+    await world.advance(200)
+    await miss(world, client)
+    record = await get(client)
+    assert (record.state, record.cause) == ("UNKNOWN", PaymentCause.UNREADABLE)
+    await client.payments.explain("t-odd", note="Asha: sold at the till")
+    await world.advance(HOUR)
+    await miss(world, client)
+    assert (await get(client)).state == "ABSENT"
+
+
 @pytest.mark.slow
 @on_asyncio
 async def test_absence_takes_two_listings_after_the_grace_period(world: World) -> None:
@@ -351,6 +371,36 @@ async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(world:
     late = [each for each in at if each > 200]
     assert 4 <= len(late) <= 6
     assert all(2.9 * first <= second <= 3.2 * first for first, second in pairwise(late))
+
+
+@pytest.mark.slow
+@on_one
+async def test_a_look_before_its_time_costs_no_whole_listing(world: World) -> None:
+    """Nor does one for an absent payment that nobody asks for, even where it may be sent again."""
+
+    async def asked(work: Callable[[], Awaitable[object]]) -> int:
+        before = world.sandbox.requests.count("transactions")
+        await work()
+        return world.sandbox.requests.count("transactions") - before
+
+    async def ask_by_create() -> None:
+        with pytest.raises(OutcomeUnknown):
+            await create(client)
+
+    async with world.client(world.store(resend_absent_collections=True)) as client:
+        for _ in range(250):
+            stranger(world, amount="500")
+        await world.advance(HOUR)
+        async with between_others(client):
+            await lose(world, client, made=False)
+        await world.advance(130)
+        assert await asked(client.payments.reconcile) == 1
+        assert await asked(ask_by_create) == 1
+        await world.advance(61)
+        assert await asked(client.payments.reconcile) == 1 + 4  # near its send, then three pages and an empty one
+        assert (await get(client)).state == "ABSENT"
+        await world.advance(600)
+        assert await asked(client.payments.reconcile) <= 3
 
 
 @pytest.mark.slow
@@ -667,6 +717,13 @@ async def test_a_released_key_is_looked_for_once(world: World, client: AsyncClie
     await create(client)
     assert listings(world) == asked
     assert world.sent == 2
+    await lose(world, client, "order-2", made=False, amount=2000)
+    await world.advance(200)
+    await client.payments.confirm_absent("order-2", note="not on the dashboard")
+    assert len(await client.payments.reconcile()) == 1
+    for _ in range(2):
+        await world.advance(900)
+        assert await client.payments.reconcile() == []
 
 
 @pytest.mark.slow
@@ -721,10 +778,28 @@ async def test_a_disbursement_that_was_just_refused_waits_for_the_list(world: Wo
     with pytest.raises(StoreError, match="try again in a few minutes") as caught:
         await client.disbursements.create(**order)
     assert caught.value.outcome == "not_sent"
-    assert (await get(client)).state == "REFUSED"
+    record = await get(client)
+    assert (record.state, record.cause) == ("REFUSED", PaymentCause.IN_GRACE)
     await world.advance(121)
     answer = await client.disbursements.create(**order)
     assert world.made[-1] == answer.transaction_id
+
+
+@on_one
+async def test_a_look_that_shows_nothing_of_a_refused_key_is_repeated_after_the_grace_period(
+    world: World, client: AsyncClient
+) -> None:
+    """Not before: it is refused for all that is known, and an early look would prove as little again."""
+    async with between_others(client):
+        world.sandbox.script(REFUSED_SOFTLY, on="c2b")
+        with pytest.raises(APIError):
+            await create(client)
+    world.line.change_page = lambda page: page["transactions"].append({"id": "t-odd"})
+    with pytest.raises(StoreError):
+        await create(client)
+    for seconds, looks in ((60, 0), (70, 1)):
+        await world.advance(seconds)
+        assert len(await client.payments.reconcile()) == looks
 
 
 async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url: str) -> None:
