@@ -30,7 +30,7 @@ from mobilemoney_async import (
     TransactionType,
 )
 from mobilemoney_async.database import schema, serialization
-from mobilemoney_async.events import AccountMismatch, StoreBehind
+from mobilemoney_async.events import AccountMismatch, LimiterWaited, StoreBehind
 from mobilemoney_async.payments.ownership.comparison import (
     AccountFacts,
     Comparison,
@@ -716,7 +716,9 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
                 await payments.recover({"forgotten 0": shown["id"]}, note="Asha: what the list showed was another")
             assert refused.value.outcome == "not_sent"
         world.service.answer_lookup = lambda _: error(404, "TRANSACTION_NOT_FOUND")  # the list suffices for so many
+        client._pipeline.limiter.hold(1)
         assert [each.key for each in await payments.recover(keys, note="Asha: our books")] == list(keys)
+        assert {each.lane for each in events if isinstance(each, LimiterWaited)} == {"BULK"}  # all others go first
         await payments.recover(keys, note="Asha: again")
         world.service.answer_lookup = lambda request: None
         posts = world.service.posts

@@ -165,6 +165,38 @@ async def test_what_no_list_has_shown_is_as_old_as_the_service_s_clock_says(
         await client.payments.recover({"till": made.id}, note="Asha: our books")
 
 
+async def test_the_clock_of_a_payment_of_last_week_says_nothing_of_today_s(sqlite_file_url: str) -> None:
+    """A service whose clock was put right since shows a transaction of this minute, which may be on its way."""
+    world = make_world(sqlite_file_url)
+    let_run(world, timedelta(hours=3))
+    world.service.shows_clock, world.service.finish_after = False, 1.0
+    async with world.client() as client:
+        await world.pay(client, [order("collections")])
+        async with client.poller(resume=True) as poller:
+            assert len([each async for each in poller.outcomes()]) == 1
+        let_run(world, timedelta(0))
+        await anyio.sleep(8 * DAY)
+        made = world.service.make("collection", number(2), "5000")
+        with pytest.raises(StoreError, match="on its way"):
+            await client.payments.recover({"till": made.id}, note="Asha: our books")
+
+
+async def test_the_clock_that_one_answer_shows_counts_for_all_imports(sqlite_file_url: str) -> None:
+    """Three hours ahead, it would make of each a payment on its way."""
+    world = make_world(sqlite_file_url)
+    let_run(world, timedelta(hours=3))
+
+    def show_clock_once(request: httpx.Request) -> None:
+        world.service.shows_clock = request.url.path.endswith(made[0].id)
+
+    async with world.client() as client:
+        made = [world.service.make("collection", number(each), "5000") for each in (2, 3)]
+        await anyio.sleep(10 * MINUTE)
+        world.service.answer_lookup = show_clock_once
+        found = await client.payments.recover({each.id: each.id for each in made}, note="Asha: our books")
+        assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "ahead"), [("collections", timedelta(0)), ("disbursements", timedelta(hours=3))], ids=str
 )
