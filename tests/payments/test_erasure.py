@@ -86,6 +86,7 @@ async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -
             await client.disbursements.create(NUMBER, 20_000, idempotency_key="more")
         again = await client.payouts.propose(file, name="salaries", by="Asha")
         assert again.duplicates[2].startswith("this very payment is SUCCESS")
+        assert again.duplicates[2].endswith("it is made once")
         assert again.repeats == "1 of 1 lines keep their payments (1 SUCCESS), and are not paid again"
         assert (again.new_recipients, again.exceeds) == ((), None)
         other = await client.payouts.propose(f"{file}{NUMBER},10001\n", name="salaries", by="Asha")

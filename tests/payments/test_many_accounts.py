@@ -21,7 +21,7 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
-from tests.payments.service import Outage
+from tests.payments.service import Outage, on_one
 from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
@@ -77,6 +77,23 @@ async def test_accounts_of_one_store_share_nothing_but_the_database(store_url: s
             assert record.transaction_id in sandbox.transactions
             changes = [each async for each in client.payments.changes(forever=False)]
             assert {each.record.transaction_id for each in changes if each.record} == {record.transaction_id}
+
+
+@on_one
+async def test_a_batch_is_reviewed_with_payments_of_its_own_account(store_url: str) -> None:
+    """What another account has paid, approved and proposed is no duplicate, and no number that is known."""
+    order = {"phone_number": ORDER["phone_number"], "amount": 1000}
+    async with merchants(SQLStore(store_url), 2) as ((_, one), (_, other)):
+        paid, _ = [await one.payouts.propose([order], name="salaries", by="Asha") for _ in range(2)]
+        await one.payouts.approve(paid.id, by="Juma", digest=paid.digest)
+        async with one.dispatcher():
+            await anyio.sleep(5)
+        async with one.poller(resume=True) as poller:
+            assert len([outcome async for outcome in poller.outcomes()]) == 1
+        again = await one.payouts.propose([order], name="salaries", by="Asha")
+        assert not again.new_recipients and again.last_total and again.duplicates
+        batch = await other.payouts.propose([order], name="salaries", by="Asha")
+        assert batch.new_recipients and not (batch.last_total or batch.duplicates or batch.repeats)
 
 
 async def test_the_store_of_an_account_is_made_once(store_url: str) -> None:

@@ -457,6 +457,17 @@ async def test_what_fails_later_stops_nothing_any_more(world: World, client: Asy
     assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
 
 
+async def test_each_new_status_on_a_page_is_shown(world: World, client: AsyncClient) -> None:
+    """Of two unclaimed transactions that end between two readings of the list both are shown as they are."""
+    await begin(world, client)
+    found = [world.service.make("collection", number(each), "900") for each in (8, 9)]
+    await world.read(client)
+    for each in found:
+        world.service.finish(each, "INSUFFICIENT_FUNDS")
+    await client.transactions.page()
+    assert [each.status for each in await client.payments.unclaimed()] == ["INSUFFICIENT_FUNDS"] * 2
+
+
 async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: str) -> None:
     """With `sole_writer=False` a payment in the list may be another system's: someone decides."""
     world, asked = make_world(store_url), order(kind)

@@ -137,7 +137,7 @@ async def test_a_clock_that_jumps_takes_nothing_out_of_the_queue(postgres_url: s
 
 
 @on_asyncio
-@pytest.mark.parametrize("driver", ["sqlalchemy", "psycopg"])
+@pytest.mark.parametrize("driver", ["sqlalchemy", "psycopg", "ours"])
 async def test_a_time_from_now_is_of_the_database_s_clock(postgres_url: str, driver: str) -> None:
     """Also on a host that has never read it, and is two hours late: an hour is an hour from now."""
     plain = sa.make_url(postgres_url)
@@ -149,6 +149,9 @@ async def test_a_time_from_now_is_of_the_database_s_clock(postgres_url: str, dri
         if driver == "psycopg":
             with psycopg.connect(plain.set(drivername="postgresql").render_as_string(hide_password=False)) as raw:
                 late.enqueue(raw, **asked)
+        elif driver == "ours":
+            await PaymentBook(account_store(late)).enqueue(**asked)
+            account_store(late).database.close()
         else:
             with sa.create_engine(plain, poolclass=sa.pool.NullPool).begin() as connection:
                 late.enqueue(connection, **asked)
