@@ -10,11 +10,12 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown
+from mobilemoney_async import AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown, RateLimiter
 from mobilemoney_async.database.schema import payments
+from mobilemoney_async.events import Event, LimiterWaited
 from mobilemoney_async.sandbox import Choices, faults
 from tests.payments import second_world
-from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world
+from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_one
 from tests.payments.tables import edit
 
 
@@ -124,6 +125,20 @@ async def test_a_list_that_cannot_be_read_as_a_whole_is_not_clean(world: World, 
     report = await audit(world, client)
     assert {str(each.kind) for each in report.differences} == {"incomplete"}
     assert len({each for each in world.line.paths if "/transaction/" in each}) == 1
+
+
+@on_one
+async def test_an_audit_lets_all_others_go_first(world: World) -> None:
+    """Its look-ups, too, of what the list does not show."""
+    events: list[Event] = []
+    async with world.client() as client:
+        await pay(client, 1000, 2000)
+    await anyio.sleep(600)
+    world.sandbox.script(faults.list_lag(3600), on="GET transactions", times=100)
+    slow = RateLimiter(per_minute=60, burst=1)
+    async with world.client(rate_limiter=slow, on_event=events.append) as client:
+        await audit(world, client)
+    assert {each.lane for each in events if isinstance(each, LimiterWaited)} == {"BULK"}
 
 
 async def test_other_days_are_not_compared(world: World, client: AsyncClient) -> None:

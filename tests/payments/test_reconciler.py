@@ -393,6 +393,8 @@ async def test_a_look_before_its_time_costs_no_whole_listing(world: World) -> No
         await world.advance(HOUR)
         async with between_others(client):
             await lose(world, client, made=False)
+        assert await asked(client.payments.reconcile) == 1
+        assert (await get(client)).cause is PaymentCause.IN_GRACE
         await world.advance(130)
         assert await asked(client.payments.reconcile) == 1
         assert await asked(ask_by_create) == 1

@@ -156,7 +156,7 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     said = f"{len(kept):,} of {batch.lines:,} lines keep their payments ({counts}), and are not paid again"
     failed = Counter(row.batch for row in kept if row.batch and obstacle([row]) is None)
-    for source, _ in failed.most_common(1):
+    for source, _ in failed.most_common():
         return f"{said}; retry batch {source} to pay its failed lines again"
     return said
 
