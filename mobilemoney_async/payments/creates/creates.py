@@ -16,7 +16,6 @@ Critical sections, in the order in which they are entered:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -260,7 +259,7 @@ class IdempotentCreates:
         """Look for a payment in the service's list."""
         try:
             await self._recovery.binding.require_bound(facts)
-            await self._reconciler.run(record, before=functools.partial(self._recovery.compare, facts))
+            await self._reconciler.run(record, before=self._recovery.compare)
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             if record.is_unresolved:

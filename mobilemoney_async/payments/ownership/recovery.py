@@ -184,9 +184,9 @@ class Recovery:
         if not is_comparison_due(facts, self._pipeline.utcnow()):
             await self.binding.keep_contact(facts)
             return
-        await self.compare(facts)
+        await self.compare()
 
-    async def compare(self, facts: AccountFacts | None = None) -> None:
+    async def compare(self) -> None:
         """Make a comparison that is due, if there is one: before any payment is looked for in the list.
 
         Where the list may not show the lost payments yet, it stays due, and no payment adopts a transaction.
@@ -194,7 +194,7 @@ class Recovery:
         Raises:
             MobileMoneyError: The list could not be read.
         """
-        facts = await self.binding.read() if facts is None else facts
+        facts = await self.binding.read()
         if self._store.sole_writer is False or not must_compare(facts, self._pipeline.utcnow()):
             return
         self.memory.unreadable_until = -math.inf
