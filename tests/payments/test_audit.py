@@ -267,6 +267,7 @@ async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(w
     ("first", "second", "found"),
     [
         (("FINAL", "FAILED"), ("FINAL", "SUCCESS"), ["paid_twice"]),
+        (("FINAL", "FAILED"), ("ACKNOWLEDGED", "PENDING"), ["paid_twice"]),
         (("FINAL", "FAILED"), ("FINAL", "FAILED"), []),
         (("RELEASED", None), ("FINAL", "FAILED"), ["unresolved"]),
         (("RELEASED", None), ("FINAL", "SUCCESS"), ["paid_twice"]),
