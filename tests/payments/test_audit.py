@@ -263,6 +263,18 @@ async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(w
     assert kinds == {"unclaimed": 2, "paid_twice": 1}
 
 
+async def test_a_row_without_a_time_may_be_a_payment_of_any_time(sqlite_file_url: str) -> None:
+    """The audit compares it all the same."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, world.client(store=world.store(account="till", sole_writer=False)) as other:
+        await pay(client, 1000)
+        await other.collections.create(**ORDER)
+        change_rows(world, lambda row: row.pop("created_at"))
+        await anyio.sleep(600)
+        report = await audit(world, client)
+    assert "paid_twice" in {str(each.kind) for each in report.differences}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [

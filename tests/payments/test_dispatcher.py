@@ -330,6 +330,22 @@ async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_spee
         assert 2 <= outage.writes <= 5
 
 
+async def test_a_pause_that_cannot_be_shown_is_kept_all_the_same(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that other processes do not see it."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, 1)
+    outage = Outage(account_store(store).database, fails=lambda number: number >= 5)
+    world.line.refuse = 100
+    async with world.client(store, retry=NO_RETRIES) as client, client.dispatcher() as dispatcher:
+        await anyio.sleep(2)
+        assert dispatcher.stats.paused == "ConnectError: not sent"
+        assert outage.writes == 5  # the last one was to show it
+    assert "other dispatchers do not show" in caplog.text
+
+
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
 @on_sqlite
 async def test_refusals_pause_the_dispatcher_only_in_a_row(world: World, client: AsyncClient) -> None:

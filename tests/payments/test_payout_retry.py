@@ -121,6 +121,14 @@ async def test_failed_lines_go_again_after_another_approval(world: World, client
     assert str((await said(client, first))[3][1]).endswith("-3': paid")
 
 
+async def test_a_retry_of_nothing_names_three_lines_and_says_that_there_are_more(sqlite_file_url: str) -> None:
+    rows = [{"phone_number": number(each), "amount": 1_000} for each in range(4)]
+    async with make_world(sqlite_file_url).client() as client:
+        batch = await approved(client, await client.payouts.propose(rows, name="salaries", by="Asha"))
+        with pytest.raises(StoreError, match=r"line 3: [^;]*; and more\)"):
+            await client.payouts.retry(batch.id, by="Asha")
+
+
 @pytest.mark.slow
 @BOTH
 async def test_two_people_who_ask_at_once_get_one_retry(world: World) -> None:

@@ -578,6 +578,7 @@ WRONG: list[tuple[Any, str]] = [
     (f"{HEAD},key\n+255681234501,1,a\n+255681234502,1,a\n", "line 3: key 'a' is in line 2, too"),
     (f"{HEAD},state\n+255681234501,1,SUCCESS\n", "'state' is one of the report's own"),
     (f"{HEAD}, Key\n+255681234501,1,a\n", "line 2: column 'Key' would not count as key"),
+    ([{"phone_number": 255681234501, "amount": 1}], "line 1: phone_number must be in international format"),
     ([{"phone_number": PHONE_NUMBER, "amount": 1, "idempotency_key": "a"}], "column 'idempotency_key' would not"),
     (f"{HEAD},type\n+255681234501,1,collection\n", "line 2: type must be disbursement"),
     (f"{HEAD},currency\n+255681234501,1,USD\n", "line 2: currency must be TZS"),
