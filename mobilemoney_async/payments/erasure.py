@@ -195,7 +195,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         marked_ones = sa.select(_columns.key).where(
             _columns.account == journal.account, _columns.phone_number == marked
         )
-        of_entry = (history.c.key.in_(marked_ones), history.c.detail.is_not(None))
+        of_entry = (history.c.key.in_(marked_ones), history.c.detail != _ERASED)
         of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
         rows[history.name] += journal.change_rows(history, *of_entry, of_person, detail=_ERASED)
         of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
@@ -219,7 +219,7 @@ def _erase_lines(
     number = sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED)
     rows[unmatched.name] += journal.change_rows(unmatched, of_line, _IS_LEFT, shown_number=number, note=None)
     ids = sa.select(unmatched.c.transaction_id).where(unmatched.c.account == journal.account, of_line)
-    of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error.is_not(None))
+    of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error != _ERASED)
     rows[retries.name] += journal.change_rows(retries, *of_error, error=_ERASED)
 
 

@@ -118,9 +118,21 @@ async def test_what_a_consumer_and_a_pause_said_goes_too(sqlite_file_url: str) -
             await change.failed(ValueError(f"no address of {NAME}, {NUMBER}"))
             break
         await changes.aclose()
-        await store.erase_account("shop-1")
+        done = await store.erase_account("shop-1")
+    assert done.rows == {"mobilemoney_payment_records": 1, "mobilemoney_retries": 1}
     text = everything(sqlite_file_url)
     assert NAME not in text and NUMBER not in text and digests[0] not in text
+
+
+async def test_a_row_that_is_erased_counts_once(sqlite_file_url: str) -> None:
+    """A customer who comes back and is erased again has new rows only."""
+    async with shop(sqlite_file_url) as (client, store, _):
+        for key in ("order-1", "order-2"):
+            given: dict[str, Any] = {"type": "collection", "phone_number": NUMBER, "amount": 3}
+            await client.payments.enqueue(**given, idempotency_key=key)
+            await client.payments.cancel(key, note=f"{NAME} has called")
+            done = await store.erase(phone_number=NUMBER)
+            assert done.rows == {"mobilemoney_payment_records": 1, "mobilemoney_payment_history": 1}
 
 
 @pytest.mark.pairs
