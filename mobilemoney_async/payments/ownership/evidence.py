@@ -115,7 +115,10 @@ class Walk:
         if self.covered is None and not self.is_complete:
             return self.shortfall
         late = (row.id for row in self.unreadable if row.created_at is None or row.created_at >= since)
-        return None if all(each in settled for each in late) else str(Reason(PaymentCause.UNREADABLE))
+        for name in (each for each in late if each not in settled):
+            said = "" if name is None else f": find out what {shown_id(name)} is, and explain it"
+            return f"{Reason(PaymentCause.UNREADABLE)}{said}"
+        return None
 
     def asked(self, start: datetime, end: datetime) -> bool:
         """Return whether the days asked for hold a span on the service's clock.

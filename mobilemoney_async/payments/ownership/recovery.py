@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
@@ -68,11 +69,11 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds: the lease, and between two looks whether another process has ended its comparison.
 _LEASE, _PAUSE = 30.0, 0.3
-# Seconds for which a list that could not be read is not asked for again, and that a collection waits for one.
-_BACKOFF, _PATIENCE = 10.0, 10.0
+# Seconds for which a list that could not be read, or not as a whole, is not asked for again; a collection's patience.
+_BACKOFF, _LONG_BACKOFF, _PATIENCE = 10.0, 60.0, 10.0
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
-_DAY, _TIME = timedelta(days=1), accounts.c.lost_at.type
+_DAY, _MONTH, _TIME = timedelta(days=1), timedelta(days=30), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
 _SAID_SINCE = "someone has said meanwhile that it was restored"
@@ -250,19 +251,18 @@ class Recovery:
             _UnreadableError: The list could not be read, or may not show the lost payments yet.
         """
         due = await self._note_due(facts)
-        cause: Exception | None = None
+        cause, backoff = None, _BACKOFF
         if anyio.current_time() >= self.memory.unreadable_until:
             try:
                 with anyio.fail_after(patience):
-                    obstacle = await self._look(due)
+                    obstacle, backoff = await self._look(due)
                 if obstacle is None:
                     return
             except StoreError:
                 raise
             except (MobileMoneyError, TimeoutError) as exc:
                 cause, obstacle = exc, f"{_UNREADABLE}: {str(exc) or 'no answer came in time'}"
-            # For a while the list is not asked for again.
-            self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + _BACKOFF, obstacle
+            self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + backoff, obstacle
         raise _UnreadableError(self.memory.obstacle) from cause
 
     async def note_due(self) -> None:
@@ -283,20 +283,18 @@ class Recovery:
         since = self._store.due_since
         if since is None or since != facts.due_since:
             self._store.due_since = since = now
-        newest, until = facts.known_until, since
-        if newest is None:
-            newest = await self._store.read(lambda journal: _newest(journal, facts, until))
+        newest: datetime = facts.known_until or await self._store.read(partial(_newest, facts=facts, until=since))
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
 
-    async def _look(self, due: _Due) -> str | None:
-        """Compare the list with the store; return why it does not suffice, or None."""
+    async def _look(self, due: _Due) -> tuple[str | None, float]:
+        """Compare the list with the store; return why it does not suffice, or None, and when to look again."""
         walk, owned, skew = await self._list(due)
         comparison, has_own, flaw = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
         if comparison.rows and skew == _ANY_CLOCK:
             self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
-            return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about)
+            return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about), _BACKOFF
         self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs or (due.went_backwards and any(row.created_at is None for row in comparison.rows)):
@@ -322,13 +320,13 @@ class Recovery:
 
         # Once they are noted, lost transactions are reported by this task or never.
         if await shielded(write) is None:
-            return _SAID_SINCE
+            return _SAID_SINCE, _BACKOFF
         if flaw is not None:
-            return flaw
+            return flaw, _LONG_BACKOFF
         self._store.due_since = None
         if facts.lost_until is not None:  # the account's row says so from now on
             self._store.newest = facts.newest
-        return _NOT_YET if again_at is not None and due.went_backwards else None
+        return _NOT_YET if again_at is not None and due.went_backwards else None, _BACKOFF
 
     async def _list(self, due: _Due) -> _Listed:
         """Read the rows from the sending of the newest known payment on."""
@@ -347,6 +345,8 @@ class Recovery:
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
         first_day = (due.newest - _DAY).date()  # one to spare, since the service's time zone is undocumented
         walk = await self._lister.near(start, end, first_day)
+        if walk.covered is None and not walk.is_complete:
+            walk = await self._lister.near(start, end, first_day - _MONTH)  # behind it, older rows need no true count
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(first_day)
         owned = await self._store.read(lambda journal: owners(journal, walk.ids))
@@ -408,7 +408,7 @@ class Recovery:
             inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
             lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
         count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
-        values: dict[str, Any] = {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME)))}
+        values: dict[str, Any] = {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME))), "went_backwards": True}
         if flaw is None:
             if due.went_backwards or not due.facts.is_in_contact(now):
                 begin_life(journal, due.since, now)
