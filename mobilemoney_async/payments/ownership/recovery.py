@@ -283,7 +283,7 @@ class Recovery:
         since = self._store.due_since
         if since is None or since != facts.due_since:
             self._store.due_since = since = now
-        newest: datetime = facts.known_until or await self._store.read(partial(_newest, facts=facts, until=since))
+        newest = await self._store.read(partial(_newest, facts=facts, until=since))
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
         return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
@@ -441,10 +441,10 @@ def _newest_owned(journal: Journal, until: datetime) -> datetime | None:
 
 
 def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
-    """Return when the newest payment with a known transaction was sent, until a time.
+    """Return when the newest payment with a known transaction was sent, until a time, or as noted.
 
     Of an account without one, when its first payment began; where it has only queued ones, all of them may have been.
     """
     first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
-    sent_at = _newest_owned(journal, until) or facts.first_record_at
+    sent_at = facts.known_until or _newest_owned(journal, until) or facts.first_record_at
     return max(sent_at or journal.execute(first).scalar_one() or until, BEFORE_ALL)
