@@ -45,7 +45,7 @@ def run_later(connection: sa.Connection, statement: Any, parameters: Mapping[str
 
 def run_pending(connection: sa.Connection) -> None:
     """Execute the statements of `run_later`, in the order of the first one of each text."""
-    pending = connection.get_execution_options()[_PENDING]
+    pending = connection.get_execution_options().get(_PENDING, {})
     for text in list(pending):
         some = pending.pop(text)
         connection.exec_driver_sql(text, some if len(some) > 1 else some[0])

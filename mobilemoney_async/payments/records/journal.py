@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.prepared import run, run_later
+from mobilemoney_async.database.prepared import run, run_later, run_pending
 from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, payments, unmatched
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.errors import StoreError
@@ -374,6 +374,8 @@ class Journal:
         If this `is_last`, nothing later in the transaction of one payment reads it: it may run with those of others.
         """
         execute = run_later if is_last else run
+        if not is_last:
+            run_pending(self.connection)  # an earlier entry of the history
         entry = self._entry(key, event.value, at=at, source=source, detail=detail)
         entry |= {"of_state": str(state), "of_status": status}
         if self.dialect == "postgresql":
