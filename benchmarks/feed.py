@@ -171,7 +171,13 @@ def _no_changes() -> Iterator[None]:
 
 
 def _note_alone(
-    journal: Journal, key: str, event: PaymentEvent, *_: object, values: Mapping[str, Any] | None = None, **options: Any
+    journal: Journal,
+    key: str,
+    event: PaymentEvent,
+    *_: object,
+    values: Mapping[str, Any] | None = None,
+    is_last: bool = False,
+    **options: Any,
 ) -> None:
     if values:
         journal.update(key, values)
