@@ -106,8 +106,8 @@ def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
     if sniffio is None or sniffio.thread_local.name != "trio":
         try:  # `suppress` costs as much again
             return asyncio.get_running_loop()
-        except RuntimeError:
-            pass
+        except RuntimeError:  # none runs here
+            return None
     return None
 
 

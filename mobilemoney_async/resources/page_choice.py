@@ -273,7 +273,8 @@ class TimeSearch:
 
     Attributes:
         page: The page to ask for next, or None at the end.
-        is_covered: Whether the pages certainly show all rows of the window. At an end of the list, they do.
+        is_covered: Whether the pages certainly show all rows of the window. At an end of the list, they do
+            unless that counts more rows than it has shown.
     """
 
     def __init__(self, start: datetime, end: datetime, *, is_recent: bool) -> None:

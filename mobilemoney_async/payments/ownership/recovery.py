@@ -346,7 +346,7 @@ class Recovery:
         first_day = (due.newest - _DAY).date()  # one to spare, since the service's time zone is undocumented
         walk = await self._lister.near(start, end, first_day)
         if walk.covered is None and not walk.is_complete:
-            walk = await self._lister.near(start, end, first_day - _MONTH)  # behind it, older rows need no true count
+            walk = await self._lister.near(start, end, first_day - _MONTH)  # older rows end it, whatever is counted
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(first_day)
         owned = await self._store.read(lambda journal: owners(journal, walk.ids))
