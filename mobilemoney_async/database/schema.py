@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.errors import StoreError
 
 VERSION = 13
@@ -364,14 +365,12 @@ for _table in METADATA.tables.values():
     _table.indexes = sa.util.OrderedSet(sorted(_table.indexes, key=lambda index: str(index.name), reverse=True))
 
 
-def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str], **new: Any) -> sa.Row[Any]:
+def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str], **new: Any) -> Any:
     """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
-    found = connection.execute(_locked(table), key).one_or_none()
+    found = run(connection, _locked(table), key)
     if found is None:
-        found = connection.execute(_made(table, connection.dialect.name), {**key, **new}).one_or_none()
-    if found is None:  # two processes were here at once
-        found = connection.execute(_locked(table), key).one()
-    return found
+        found = run(connection, _made(table, connection.dialect.name), {**key, **new})
+    return found or run(connection, _locked(table), key)  # two processes were here at once
 
 
 @functools.cache

@@ -78,7 +78,7 @@ class LoginTable:
     name: str
     cipher: TokenCipher
 
-    def lock(self, connection: sa.Connection) -> sa.Row[Any]:
+    def lock(self, connection: sa.Connection) -> Any:
         """Return the row of these credentials, made if need be; no other process changes it until the commit.
 
         With a key, tokens in clear text are deleted, which a process without it has written.

@@ -222,7 +222,8 @@ async def test_work_reads_what_others_of_its_account_have_left_for_later(databas
 
     def count_up(connection: sa.Connection) -> int:
         number: int = connection.execute(sa.text("SELECT number FROM group_marks")).scalar_one()
-        run_later(connection, sa.text("UPDATE group_marks SET number = :next"), {"next": number + 1})
+        marked = sa.table("group_marks", sa.column("number"))
+        run_later(connection, marked.update().values(number=sa.bindparam("next")), {"next": number + 1})
         return number
 
     found = await write_behind_a_gate(database, dict.fromkeys(range(1, 9), count_up))

@@ -314,9 +314,9 @@ class Beginning:
 
     def _insert(self, journal: Journal, columns: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row, or return False if a unique index forbids it."""
-        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": columns["sent_at"]}
+        new = {"attempt": 1, "created_at": columns["sent_at"]}
         values = {**request_columns(journal.account, self.request), **new, **columns, **checks}
-        found = run(journal.connection, _insertion(journal.dialect), values).one_or_none()
+        found = run(journal.connection, _insertion(journal.dialect), values)
         if found is not None:
             self._require_allowed(journal, found, checks)
         return found is not None
@@ -326,7 +326,7 @@ class Beginning:
     ) -> bool | None:
         """Begin another attempt in a row; return whether that was queued, or None if it or a duplicate forbids it."""
         request = self.request
-        self._require_allowed(journal, journal.execute(_CHECKS, checks).one(), checks)
+        self._require_allowed(journal, run(journal.connection, _CHECKS, checks), checks)
         row = journal.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
         # process may have changed matters.
@@ -351,7 +351,7 @@ class Beginning:
         require_active(journal, found.account_state)
         if not self.guard.has(found.account_number_key):  # the store went back to before the account's first payment
             checks = self.guard.parameters(journal, self.request, checks["of_now"])
-            found = journal.execute(_CHECKS, checks).one()
+            found = run(journal.connection, _CHECKS, checks)
         if found.turned is not None and (turned := journal.find(found.turned)) is not None:
             raise duplicate_suspected(turned)
         self.guard.require_unsuspected(journal, self.request, found.suspect, checks)

@@ -22,6 +22,7 @@ from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import IS_QUEUED, accounts, lives, payments
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
@@ -143,7 +144,7 @@ class Binding:
     ) -> tuple[AccountFacts, bool]:
         # `remembered` is from before the first statement of the transaction: SQLite shows what was committed by then,
         # and a payment that is noted later would seem to be lost.
-        row = dict(journal.execute(statement, values).mappings().one())
+        row = vars(run(journal.connection, statement, values))
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["first_record_at"] is None:
             queued = journal.execute(_OLDEST_QUEUED, {"of_account": journal.account})

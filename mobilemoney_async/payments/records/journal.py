@@ -83,13 +83,13 @@ class Journal:
     def insert(self, table: sa.Table, **values: Any) -> bool:
         """Insert a row of the account unless a unique index forbids it; return whether it was inserted."""
         row = {"account": self.account, **values}
-        return self.execute(insert_missing(table, self.dialect), row).one_or_none() is not None
+        return run(self.connection, insert_missing(table, self.dialect), row) is not None
 
-    def find_account(self) -> sa.Row[Any] | None:
+    def find_account(self) -> Any:
         """Return the account's row; None before its first payment."""
-        return self.execute(sql.ACCOUNT, {"of_account": self.account}).one_or_none()
+        return run(self.connection, sql.ACCOUNT, {"of_account": self.account})
 
-    def lock_account(self) -> sa.Row[Any]:
+    def lock_account(self) -> Any:
         """Return the account's row, made if need be, and locked until the commit."""
         return lock_row(self.connection, accounts, {"account": self.account})
 
@@ -110,14 +110,14 @@ class Journal:
             self.change_account(number_key=key)
         return str(key)
 
-    def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
+    def row(self, key: str, *, lock: bool = False) -> Any:
         """Return the row of a key; locked until the commit, if asked for."""
         statement = sql.BY_KEY_LOCKED if lock else sql.BY_KEY
-        return self.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
+        return run(self.connection, statement, {"of_account": self.account, "of_key": key})
 
-    def row_if_free(self, key: str) -> sa.Row[Any] | None:
+    def row_if_free(self, key: str) -> Any:
         """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
-        return self.execute(sql.BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
+        return run(self.connection, sql.BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key})
 
     def find(self, key: str, *, lock: bool = False) -> PaymentRecord | None:
         """Return the record of a key, without its history."""
@@ -165,7 +165,7 @@ class Journal:
 
     def next_entry(self, key: str) -> int:
         """Return the number of the next entry of a payment's history, also of one without a record."""
-        return int(run(self.connection, sql.NEXT_ENTRY, {"of_account": self.account, "of_key": key}).scalar_one())
+        return int(run(self.connection, sql.NEXT_ENTRY, {"of_account": self.account, "of_key": key}).number)
 
     def was_taken_out(self, key: str, *, since: int) -> bool:
         """Return whether an entry of the history, from a number on, takes the payment out of the queue.
@@ -183,7 +183,7 @@ class Journal:
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the payment under another key that stops the kind of a payment, if there is one."""
-        row = self.execute(sql.DUPLICATE, self.kind(request)).one_or_none()
+        row = run(self.connection, sql.DUPLICATE, self.kind(request))
         return None if row is None else to_record(row)
 
     def kind(self, request: PaymentRequest) -> Mapping[str, str]:
@@ -212,7 +212,7 @@ class Journal:
         """
         acknowledged = entry.acknowledgement
         names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
-        row = run(self.connection, sql.SAVED, {"of_account": self.account, **names}).one_or_none()
+        row = run(self.connection, sql.SAVED, {"of_account": self.account, **names})
         if row is None:
             said = f"the store has forgotten payment {entry.key!r} ({detail_of(entry)}), as after a restored backup"
             return StoreError(said, outcome="unknown")
@@ -344,9 +344,9 @@ class Journal:
             return other.key
         return None
 
-    def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
+    def update(self, key: str, values: Mapping[str, Any]) -> Any:
         """Change a row and return it as it is then."""
-        return self.execute(sql.UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
+        return run(self.connection, sql.UPDATE, {"of_account": self.account, "of_key": key, **values})
 
     def change(self, key: str, values: Mapping[str, Any]) -> None:
         """Change columns of a row."""

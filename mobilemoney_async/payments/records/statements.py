@@ -71,7 +71,7 @@ _NEXT_NUMBER = (
 _texts = {name: sa.bindparam(name, type_=sa.Text) for name in ("what", "source", "detail")}
 _at = sa.bindparam("of_at", type_=history.c.at.type)
 NOTE = history.insert().values(account=_account, key=_key, **_texts, number=_NEXT_NUMBER, at=_at).inline()
-NEXT_ENTRY = sa.select(_NEXT_NUMBER)
+NEXT_ENTRY = sa.select(_NEXT_NUMBER.label("number"))
 TAKEN_OUT = sa.select(history.c.number).where(
     *(history.c.account == _account, history.c.key == _key, history.c.number >= sa.bindparam("of_number")),
     history.c.what.in_([PaymentEvent.CANCEL.value, PaymentEvent.WITHDRAW.value]),
