@@ -376,14 +376,19 @@ def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str],
 @functools.cache
 def insert_missing(table: sa.Table, dialect: str) -> Any:
     """Return the statement that inserts a row, and gives its primary key, unless a unique index forbids it."""
+    return build_insert(table, dialect, *table.primary_key)
+
+
+def build_insert(table: sa.Table, dialect: str, *columns: Any) -> Any:
+    """Build a statement that inserts a row, and gives some columns, unless a unique index forbids it."""
     # Both databases know this clause, SQLAlchemy only as two.
     insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
-    return insert.on_conflict_do_nothing().returning(*table.primary_key)
+    return insert.on_conflict_do_nothing().returning(*columns)
 
 
 @functools.cache
 def _made(table: sa.Table, dialect: str) -> Any:
-    return insert_missing(table, dialect).returning(*(each for each in table.c if not each.primary_key))
+    return build_insert(table, dialect, *table.c)
 
 
 @functools.cache

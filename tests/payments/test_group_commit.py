@@ -16,10 +16,11 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.database import engine
+from mobilemoney_async.database import engine, prepared
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
 from mobilemoney_async.database.prepared import run_later
+from mobilemoney_async.database.schema import UTCDateTime, accounts, build_insert, insert_missing, leases, payments
 from mobilemoney_async.database.url import GROUP_THREADS, THREADS
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
@@ -45,6 +46,18 @@ async def make_marks(url: str) -> Database:
     for statement in ("DROP TABLE IF EXISTS group_marks", "CREATE TABLE group_marks (number INTEGER PRIMARY KEY)"):
         await database.write(partial(run, statement))
     return database
+
+
+@contextmanager
+def heard(statements: list[str]) -> Iterator[None]:
+    """Listen to the statements of all engines."""
+
+    def note(connection: object, cursor: object, statement: str, *more: object) -> None:
+        statements.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    yield
+    sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
 @pytest.fixture
@@ -229,6 +242,29 @@ async def test_work_reads_what_others_of_its_account_have_left_for_later(databas
     found = await write_behind_a_gate(database, dict.fromkeys(range(1, 9), count_up))
     assert sorted(found.values()) == list(range(8))
     assert await marks(database) == [8]
+
+
+@pytest.mark.parametrize("table", [payments, leases, accounts], ids=str)
+async def test_a_row_is_the_same_past_sqlalchemy(database: Database, table: sa.Table) -> None:
+    """Its defaults, and what each type makes of a value; also where somebody listens to the statements."""
+    kinds: dict[type, Any] = {UTCDateTime: datetime(2026, 1, 2, 12, 0, 0, 250_000, tzinfo=UTC), sa.Integer: 7}
+    needed = [each for each in table.c if not each.nullable and each.default is None]
+    given = {each.name: kinds.get(type(each.type), "x") for each in needed}
+    by_key = sa.select(table).where(table.c.account == sa.bindparam("of"))
+
+    def write(connection: sa.Connection) -> list[Any]:
+        made = prepared.run(connection, build_insert(table, database.dialect, *table.c), given)
+        assert prepared.run(connection, insert_missing(table, database.dialect), given) is None
+        found = prepared.run(connection, by_key, {"of": given["account"]})
+        return [vars(made), vars(found), dict(connection.execute(by_key, {"of": given["account"]}).mappings().one())]
+
+    past, read, by_sqlalchemy = await database.write(write)
+    assert past == read == by_sqlalchemy
+    assert {**past, **given} == past
+    asked = list[str]()
+    with heard(asked):
+        assert await database.read(lambda each: vars(prepared.run(each, by_key, {"of": given["account"]}))) == past
+    assert len([each for each in asked if table.name in each]) == 1
 
 
 @pytest.mark.parametrize("kind", ["its own", "of the database", "of a row that cannot be read"])

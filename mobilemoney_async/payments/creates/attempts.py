@@ -30,7 +30,7 @@ from mobilemoney_async.configuration.disbursement_limits import DisbursementLimi
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import FOUND_VERSION, build_insert, payments, require_known
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -360,4 +360,4 @@ class Beginning:
 @functools.cache
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return insert_missing(payments, dialect).returning(*_FOUND)
+    return build_insert(payments, dialect, *_FOUND)

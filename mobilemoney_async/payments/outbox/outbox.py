@@ -18,12 +18,13 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.states import TransactionType, require_type
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
+    build_insert,
     changes,
     history,
-    insert_missing,
     payments,
     require_known,
 )
@@ -139,10 +140,8 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         AccountSuspended: The account begins no payment now.
         StoreError: Another release has changed the tables since this process began.
     """
-    made = journal.execute(
-        _insertion(journal.dialect),
-        {**_row(journal.account, request, options, at), "of_account": journal.account},
-    ).one_or_none()
+    row = {**_row(journal.account, request, options, at), "of_account": journal.account}
+    made = run(journal.connection, _insertion(journal.dialect), row)
     if made is not None:
         try:
             require_known(made.version)
@@ -168,8 +167,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
 @functools.cache
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives it and the version of the tables, unless its key was used."""
-    others = (column for column in _columns if not column.primary_key)
-    return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"), STATE)
+    return build_insert(payments, dialect, *_columns, FOUND_VERSION.label("version"), STATE)
 
 
 def _require_active(journal: Journal) -> None:
