@@ -49,6 +49,7 @@ _CSV_HEADER = (
     *("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net"),
     *("key", "transaction_id", "reason", "advice"),
 )
+_COMPARED = "Say that you have compared it yourself, where its list is never read as a whole: disbursements go on."
 _CSV = "Payments to import: a CSV or .xlsx file with the header key,transaction_id or key,transaction_id,phone_number."
 
 
@@ -263,17 +264,24 @@ def audit(
 
 @with_service()
 def restored(
-    *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name, and which backup it was.")], service: Service
+    *,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name, and which backup it was, or what you saw.")],
+    compared: Annotated[bool, typer.Option("--compared", help=_COMPARED)] = False,
+    service: Service,
 ) -> None:
     """Say that the store was restored from a backup, before anything is paid with it.
 
     It is then compared with the service before the next payment. Takes the service and the credentials as reconcile
     does. Sends nothing.
     """
-    run_with_service(lambda client: client.payments.restored(note=note), service)
+    run_with_service(lambda client: client.payments.restored(note=note, compared=compared), service)
     settings = service.settings()
     if settings.store_options.get("sole_writer") is False:
         return  # as the warning has said
+    if compared:
+        said = f"The comparison of account {settings.account!r} is over. What it has found stays: see"
+        print(output.visible(copyable(f"{said} mobilemoney payments unclaimed")))
+        return
     said = f"Account {settings.account!r} is compared with the service before its next payment."
     print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
 

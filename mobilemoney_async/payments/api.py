@@ -138,8 +138,13 @@ class Payments(PaymentBook):
         await self._recovery.binding.require_bound()
         return await audit(self._store, self._pipeline, from_date, to_date)
 
-    async def restored(self, *, note: str) -> None:
+    async def restored(self, *, note: str, compared: bool = False) -> None:
         """Say that this store was restored from a backup: it is compared with the service before anything is paid.
+
+        Or say that you have compared it yourself, where the service's list can never be read as a whole, and
+        disbursements wait. Do so when `grace` is over, and look on the service's dashboard for what the list lacks:
+        `recover` it first. What was found stays, and a payment of that time which the list shows later is forgotten
+        too. A process that remembers a lost payment compares all the same: restart it.
 
         A store notices that by itself where more than five minutes have passed since the backup's last write. Call this
         before the first payment, and it holds for younger backups too: disbursements then wait for `grace` seconds,
@@ -148,13 +153,15 @@ class Payments(PaymentBook):
 
         Args:
             note: The reason and your name; kept with the account.
+            compared: Whether you have compared it: the comparison that is due is over.
 
         Raises:
             InvalidRequest: The note is blank.
+            StoreError: `compared`, and no comparison is due.
         """
         text = require_text("note", note)
         await self._store.database.open()
-        await self._recovery.restored(text)
+        await self._recovery.restored(text, is_compared=compared)
 
     async def rebind(self, *, note: str) -> None:
         """Bind the store's account to this client's base URL and credentials, after someone has looked.

@@ -789,7 +789,10 @@ class TestUsage:
 
     @pytest.mark.parametrize(
         "command",
-        ["list", "show", "reconcile", "identify", "confirm-absent", "unclaimed", "explain", "recover", "rebind"],
+        [
+            *("list", "show", "reconcile", "identify", "confirm-absent"),
+            *("unclaimed", "explain", "recover", "restored", "rebind"),
+        ],
     )
     def test_help_fits_what_a_person_wants_to_know(self, command: str) -> None:
         """Each command explains itself, and where the store and its password come from."""
@@ -878,6 +881,19 @@ class TestRecover:
             each for each in run_json("show", "order-3", "--store", url)["history"] if each["what"] == "adopted"
         )
         assert entry["source"] == "person"
+
+    def test_a_word_that_someone_has_compared_the_store(
+        self, sandbox: Sandbox, url: str, served: dict[str, str]
+    ) -> None:
+        """It ends the comparison that an earlier word has asked for, and says so; where none is due, that."""
+        pay(sandbox, url, "order-1")
+        compared = ["restored", "--compared", "--note", "Asha: on the dashboard", "--store", url]
+        assert run(*compared, **served).exit_code == 1
+        assert run("restored", "--note", "Asha: backup of Monday", "--store", url, **served).exit_code == 0
+        done = run(*compared, **served)
+        assert done.exit_code == 0, done.stderr
+        assert f"mobilemoney payments unclaimed --store {url}" in done.stdout
+        assert run(*compared, **served).exit_code == 1
 
     def test_a_file_gives_the_numbers_that_the_service_hides(
         self, forgotten: dict[str, str], sandbox: Sandbox, url: str, served: dict[str, str], tmp_path: Path

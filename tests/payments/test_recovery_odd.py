@@ -137,6 +137,48 @@ async def test_a_list_that_is_not_whole_ends_no_comparison(world: World, flaw: s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flaw", ["hidden, though counted", "without an id"])
+async def test_someone_who_has_compared_the_list_ends_a_comparison_that_no_machine_ends(
+    world: World, flaw: str
+) -> None:
+    """Disbursements go on in each process. What was found stops its kind, and so does what the list shows later."""
+    hidden, found = await sell(world, "disbursements", forgotten=2)
+    ((lost,), (shown,)) = (world.made(each.key) for each in (hidden, found))
+    flawed = {
+        "hidden, though counted": ListBehaviour(hide=lambda each: each.id == lost, total_count=lambda count: count + 1),
+        "without an id": ListBehaviour(spell=lambda row: {**row, "id": None} if row["id"] == lost else row),
+    }
+    word, new = (
+        "Asha: compared on the dashboard",
+        [order("disbursements", f"new {each}", 300 + each) for each in range(3)],
+    )
+    await anyio.sleep(10 * MINUTE)
+    world.service.list = flawed[flaw]
+    async with world.client() as client, world.client() as other:
+        with pytest.raises(StoreError):  # none is due
+            await client.payments.restored(note=word, compared=True)
+        await client.payments.restored(note="Asha: backup of noon")
+        for each in (client, other):
+            await world.reconcile(each, 2 * GRACE, DAY)
+            await stopped(world, each, new[:1])
+        days = {"from_date": world.utcnow().date() - timedelta(days=2), "to_date": world.utcnow().date()}
+        commands = [step for each in (await client.payments.audit(**days)).differences for step in each.commands]
+        assert any(step[:3] == ("payments", "restored", "--compared") for step in commands)
+        await client.payments.restored(note=word, compared=True)
+        assert {each.transaction_id for each in await client.payments.unclaimed() if each.is_gap} == {shown}
+        await stopped(world, other, [found])
+        await world.pay(other, new[:1])
+        await world.pay(client, new[1:2])
+        with pytest.raises(StoreError):
+            await client.payments.restored(note=word, compared=True)
+        world.service.list = ListBehaviour()
+        await world.reconcile(client, HOUR, 2 * GRACE)
+        await world.read(client)
+        await stopped(world, other, [hidden, found])
+        await world.pay(other, new[2:])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
 async def test_an_imported_transaction_is_not_compared_by_its_time(world: World, kind: str, ahead: timedelta) -> None:
     """The store knows it by the service's clock only, and a list that shows it there hides nothing."""

@@ -16,7 +16,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
+from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, accounts, payments
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.payments.audit.report import (
     AuditReport,
@@ -71,13 +71,15 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
         )
 
     comparison = await store.read(read)
+    due = sa.select(accounts.c.due_since).where(accounts.c.account == store.account)
+    is_due = await store.read(lambda journal: journal.execute(due).scalar() is not None)
     missing = await _compare_missing(pipeline, walk, comparison)
     return AuditReport(
         from_date=from_date,
         to_date=to_date,
         transactions=len(comparison.own_rows),
         payments=len({each.key for each in (*comparison.owned.values(), *comparison.sent)}),
-        differences=[*incomplete(walk), *comparison.differences(), *missing],
+        differences=[*incomplete(walk, is_waited_for=is_due), *comparison.differences(), *missing],
         totals=totals_of(comparison.own_rows),
         unsettled=unsettled_of(comparison.own_rows),
         on_its_way=[row.id for row in comparison.on_its_way],

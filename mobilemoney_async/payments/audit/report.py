@@ -27,6 +27,7 @@ from mobilemoney_async.payments.ownership.matching import (
     query_for,
 )
 from mobilemoney_async.payments.records.next_steps import (
+    NOTE,
     RECONCILE,
     NextStep,
     explain,
@@ -73,6 +74,10 @@ _ADVICE: Mapping[DifferenceKind, str] = {
     DifferenceKind.STATE: "follow it with a poller, or with mobilemoney watch",
     DifferenceKind.INCOMPLETE: "run the audit again later; if it stays so, ask the service",
 }
+_COMPARE_YOURSELF = NextStep(
+    f"{_ADVICE[DifferenceKind.INCOMPLETE]}, compare the list yourself, and say so: disbursements wait for it",
+    (arguments("payments", "restored", options=("--compared", *NOTE)),),
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -152,13 +157,14 @@ class AuditReport(Data):
         return not self.differences
 
 
-def incomplete(walk: Walk) -> Iterable[Difference]:
-    """Return the reasons why a listing cannot be compared as a whole."""
+def incomplete(walk: Walk, *, is_waited_for: bool) -> Iterable[Difference]:
+    """Return the reasons why a listing cannot be compared as a whole; disbursements may wait for that."""
+    step = _COMPARE_YOURSELF if is_waited_for else None
     if not walk.is_complete:
-        yield difference(DifferenceKind.INCOMPLETE, walk.shortfall)
+        yield difference(DifferenceKind.INCOMPLETE, walk.shortfall, step=step)
     if walk.unreadable:
         said = f"rows of the list that cannot be read: {len(walk.unreadable)}"
-        yield difference(DifferenceKind.INCOMPLETE, said)
+        yield difference(DifferenceKind.INCOMPLETE, said, step=step)
 
 
 @attrs.frozen(kw_only=True)

@@ -186,6 +186,27 @@ class Lives:
 
 
 @attrs.frozen(kw_only=True)
+class Due:
+    """Comparison that is due.
+
+    Attributes:
+        facts: About the account.
+        since: Since when.
+        newest: When the newest payment of that time was sent; of an account without one, when its first record is of.
+        went_backwards: Whether the store itself shows that it has lost payments, or may have.
+    """
+
+    facts: AccountFacts
+    since: datetime
+    newest: datetime
+    went_backwards: bool
+
+    def lost_time(self, skew: Skew) -> Span:
+        """Return the time that the store has lost, if it has lost any."""
+        return Span(shift(self.newest, skew.low - CLOCKS), shift(self.since, skew.high + CLOCKS), self.went_backwards)
+
+
+@attrs.frozen(kw_only=True)
 class Comparison:
     """Rows of the list that no payment owns, compared with a store.
 

@@ -63,6 +63,7 @@ _WITNESSES = 5
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
 _NOT_WHOLE = Reason(PaymentCause.NOT_WHOLE)
+_COMPARE = "if it stays so, compare the list yourself, then mobilemoney payments restored --compared --note TEXT"
 
 STEADY: timedelta = timedelta(minutes=10)
 """What the service's clock may be set by around a payment: one that is adopted or compared with, or a forgotten one."""
@@ -113,11 +114,11 @@ class Walk:
     def flaw(self, since: datetime, settled: Container[str | None]) -> str | None:
         """Return why it may not show every transaction from a time on that is not `settled`, or None."""
         if self.covered is None and not self.is_complete:
-            return self.shortfall
+            return f"{self.shortfall}; {_COMPARE}"
         late = (row.id for row in self.unreadable if row.created_at is None or row.created_at >= since)
         for name in (each for each in late if each not in settled):
-            said = "" if name is None else f": find out what {shown_id(name)} is, and explain it"
-            return f"{Reason(PaymentCause.UNREADABLE)}{said}"
+            said = _COMPARE if name is None else f"find out what {shown_id(name)} is, and explain it"
+            return f"{Reason(PaymentCause.UNREADABLE)}; {said}"
         return None
 
     def asked(self, start: datetime, end: datetime) -> bool:

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -29,7 +28,7 @@ from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import TaskLease, new_holder
-from mobilemoney_async.database.schema import accounts, payments, unmatched
+from mobilemoney_async.database.schema import accounts, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
@@ -38,6 +37,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
     Comparison,
+    Due,
     RowClass,
     Span,
     is_comparison_due,
@@ -49,10 +49,11 @@ from mobilemoney_async.payments.ownership.evidence import Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import (
-    BEFORE_ALL,
     add_lost_time,
     begin_life,
     find_lives,
+    newest_known,
+    newest_owned,
     note_restored,
     read_row_facts,
 )
@@ -64,6 +65,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS, OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, explained, find_lines, lines_of
+from mobilemoney_async.text import printable
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -76,7 +78,7 @@ _WITNESSES = 5
 _DAY, _MONTH, _TIME = timedelta(days=1), timedelta(days=30), accounts.c.lost_at.type
 _UNREADABLE = "its list cannot be read"
 _NOT_YET = "its list may not show yet what the store has lost"
-_SAID_SINCE = "someone has said meanwhile that it was restored"
+_SAID_SINCE = "someone has said meanwhile that it was restored, or was compared"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
 _NO_CLOCK = (
     "the service's clock is not known, and no machine can tell what transaction {} is: decide by mobilemoney payments "
@@ -90,23 +92,6 @@ _Listed: TypeAlias = tuple[Walk, Mapping[str, PaymentRecord], Skew]
 
 class _UnreadableError(Exception):
     """Comparison that the list did not allow."""
-
-
-@attrs.frozen(kw_only=True)
-class _Due:
-    """Comparison that is due.
-
-    Attributes:
-        facts: About the account.
-        since: Since when.
-        newest: When the newest payment of that time was sent; of an account without one, when its first record is of.
-        went_backwards: Whether the store itself shows that it has lost payments, or may have.
-    """
-
-    facts: AccountFacts
-    since: datetime
-    newest: datetime
-    went_backwards: bool
 
 
 # Whether the account has transactions of a forgotten time that no payment owns.
@@ -165,12 +150,29 @@ class Recovery:
                 await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
         return False
 
-    async def restored(self, note: str) -> None:
-        """Note someone's word that the store was restored from a backup: it is compared before anything is paid."""
+    async def restored(self, note: str, *, is_compared: bool) -> None:
+        """Note someone's word that the store was restored from a backup: it is compared before anything is paid.
+
+        Or that they have compared it themselves: that ends the comparison that is due. Rows of the lost time which the
+        list shows later are forgotten payments all the same.
+
+        Raises:
+            StoreError: None is due.
+        """
         if self._store.sole_writer is False:
             logger.warning(NOTHING_SHOWS)
             return
         now = self._pipeline.utcnow()
+        if is_compared:
+            facts = await self.binding.read()
+            if not is_comparison_due(facts, now):
+                said = f"no comparison of account {self._store.account!r} with the service is due; nothing was noted"
+                raise StoreError(said, outcome="not_sent")
+            due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
+            lost = due.lost_time(clock) if due.went_backwards else None
+            if not await self._save(due, (), lost, clock, note=printable(note)):
+                raise StoreError(f"{_SAID_SINCE}; nothing was noted", outcome="not_sent")
+            return
         self._store.due_since = now
         await self._store.write(
             lambda journal: note_restored(journal.connection, note, now, account=journal.account), share_key=""
@@ -271,7 +273,7 @@ class Recovery:
         if is_compared and facts.due_since is None and must_compare(facts, self._pipeline.utcnow()):
             await self._note_due(facts)
 
-    async def _note_due(self, facts: AccountFacts) -> _Due:
+    async def _note_due(self, facts: AccountFacts) -> Due:
         """Return the comparison that is due, as noted in the store: payments from now on show nothing.
 
         Its moment belongs to this process: one that a backup has brought back is dated again.
@@ -283,12 +285,12 @@ class Recovery:
         since = self._store.due_since
         if since is None or since != facts.due_since:
             self._store.due_since = since = now
-        newest = await self._store.read(partial(_newest, facts=facts, until=since))
+        newest = await self._store.read(partial(newest_known, facts=facts, until=since))
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
-        return _Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
+        return Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
 
-    async def _look(self, due: _Due) -> tuple[str | None, float]:
+    async def _look(self, due: Due) -> tuple[str | None, float]:
         """Compare the list with the store; return why it does not suffice, or None, and when to look again."""
         walk, owned, skew = await self._list(due)
         comparison, has_own, flaw = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
@@ -298,37 +300,24 @@ class Recovery:
         self.memory.in_question = ()
         rows, lost = comparison.doubtful, None
         if comparison.signs or (due.went_backwards and any(row.created_at is None for row in comparison.rows)):
-            lost = Span(shift(due.newest, skew.low - CLOCKS), shift(due.since, skew.high + CLOCKS), due.went_backwards)
+            lost = due.lost_time(skew)
             rows = [row for row in comparison.rows if row.created_at is None or lost.holds(row.created_at)]
         flaw = flaw if due.went_backwards or lost else None  # else nothing shows that any is to be found
-        now = self._pipeline.utcnow()
         # A list without any payment of ours proves nothing, and where some are lost it may be late for others.
         is_unsure = due.went_backwards or lost is not None or not has_own
         facts, settles_at = due.facts, due.since + self._grace
         if facts.again_at is not None and facts.due_since is None and facts.lost_until is None and not facts.has_moved:
             settles_at = facts.again_at  # this repeats a comparison; else a backup has brought back an old time
         again_at = settles_at if is_unsure and walk.began_at < settles_at else None
-        is_told = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
-
-        async def write() -> int | None:
-            count = await self._store.write(
-                lambda journal: self._record(journal, due, rows, lost, skew=skew, again_at=again_at, flaw=flaw, now=now)
-            )
-            if count and lost is not None and not is_told:
-                self._report(count, lost.start)
-            return count
-
         # Once they are noted, lost transactions are reported by this task or never.
-        if await shielded(write) is None:
+        if not await shielded(partial(self._save, due, rows, lost, skew, again_at=again_at, flaw=flaw)):
             return _SAID_SINCE, _BACKOFF
         if flaw is not None:
+            logger.warning("account %r waits with disbursements to be compared: %s", self._store.account, flaw)
             return flaw, _LONG_BACKOFF
-        self._store.due_since = None
-        if facts.lost_until is not None:  # the account's row says so from now on
-            self._store.newest = facts.newest
         return _NOT_YET if again_at is not None and due.went_backwards else None, _BACKOFF
 
-    async def _list(self, due: _Due) -> _Listed:
+    async def _list(self, due: Due) -> _Listed:
         """Read the rows from the sending of the newest known payment on."""
         start = shift(due.newest, self._store.clock_offset - CLOCKS)
         walk, owned, skew = await self._list_since(start, due)
@@ -337,7 +326,7 @@ class Recovery:
             return await self._list_since(needed, due)
         return walk, owned, skew
 
-    async def _list_since(self, start: datetime, due: _Due) -> _Listed:
+    async def _list_since(self, start: datetime, due: Due) -> _Listed:
         """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
 
         The rows of our own payments show that, or else the Date headers, or nothing (`_ANY_CLOCK`).
@@ -357,7 +346,7 @@ class Recovery:
         return walk, owned, skew
 
     def _read(
-        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: _Due, skew: Skew
+        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: Due, skew: Skew
     ) -> tuple[Comparison, bool, str | None]:
         """Return the comparison of the rows, whether any is owned, where payments own some, and what the list lacks."""
         open_ones = open_attempts(journal)
@@ -380,44 +369,58 @@ class Recovery:
             grace=self._store.grace,
         )
         settled = {*owned, *explained(journal, [each for each in walk.ids if each not in owned])}
-        return comparison, bool(owned) or _newest_owned(journal, due.since) is None, walk.flaw(since, settled)
+        return comparison, bool(owned) or newest_owned(journal, due.since) is None, walk.flaw(since, settled)
 
-    def _record(
+    async def _save(
         self,
-        journal: Journal,
-        due: _Due,
+        due: Due,
         rows: Sequence[Transaction],
         lost: Span | None,
-        *,
         skew: Skew,
-        again_at: datetime | None,
-        flaw: str | None,
-        now: datetime,
-    ) -> int | None:
-        """Write the result of a comparison, and return how many transactions of a lost time are new.
+        *,
+        flaw: str | None = None,
+        again_at: datetime | None = None,
+        **values: Any,
+    ) -> bool:
+        """Write the result of a comparison, with `values` of the account, and report what is lost.
 
         Where the list has a `flaw`, what it shows is of the lost time, and the comparison stays due.
-        None if the comparison has become due anew since it began: someone has said that the store was restored.
+
+        Returns:
+            Whether it was written: not if someone has said meanwhile that the store was restored, or was compared.
         """
-        if journal.lock_account().due_since != due.since:
-            return None
-        lines: list[Line] = []
-        if lost is not None:
-            add_lost_time(journal, lost)
-            lives = find_lives(journal, self._settled)
-            inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
-            lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
-        count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
-        values: dict[str, Any] = {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME))), "went_backwards": True}
+        facts, now = due.facts, self._pipeline.utcnow()
+        values |= {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME))), "went_backwards": True}
         if flaw is None:
-            if due.went_backwards or not due.facts.is_in_contact(now):
-                begin_life(journal, due.since, now)
-            values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": due.facts.timeline_now}
+            values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": facts.timeline_now}
             values["went_backwards"] = due.went_backwards and again_at is not None
-        if count and lost is not None:  # cursors of the time that the store has forgotten name other changes now
-            values["feed_epoch"] = new_epoch()
-        journal.change_account(**values)
-        return count
+
+        def record(journal: Journal) -> int | None:
+            if journal.lock_account().due_since != due.since:
+                return None
+            lines: list[Line] = []
+            if lost is not None:
+                add_lost_time(journal, lost)
+                lives = find_lives(journal, self._settled)
+                inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
+                lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]
+            count = record_lost(journal, rows, lines, now, went_backwards=due.went_backwards)
+            if flaw is None and (due.went_backwards or not facts.is_in_contact(now)):
+                begin_life(journal, due.since, now)
+            # Cursors of the time that the store has forgotten name other changes now.
+            epoch = {"feed_epoch": new_epoch()} if count and lost is not None else {}
+            journal.change_account(**values, **epoch)
+            return count
+
+        count = await self._store.write(record)
+        is_told = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
+        if count and lost is not None and not is_told:
+            self._report(count, lost.start)
+        if count is not None and flaw is None:
+            self._store.due_since = None
+            if facts.lost_until is not None:  # the account's row says so from now on
+                self._store.newest = facts.newest
+        return count is not None
 
     def _report(self, count: int, since: datetime) -> None:
         emit(self._pipeline.on_event, StoreBehind(transactions=count, since=since))
@@ -430,21 +433,3 @@ class Recovery:
             f"{since:%Y-%m-%d %H:%M:%S} UTC",
             OTHERS_PAY,
         )
-
-
-def _newest_owned(journal: Journal, until: datetime) -> datetime | None:
-    """Return when the newest payment with a known transaction was sent, until a time, or None."""
-    table = payments.c
-    here = (table.account == journal.account, table.sent_at <= until, table.transaction_id.is_not(None))
-    newest = sa.select(table.sent_at).where(*here).order_by(table.sent_at.desc()).limit(1)
-    return journal.execute(newest).scalar_one_or_none()
-
-
-def _newest(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
-    """Return when the newest payment with a known transaction was sent, until a time, or as noted.
-
-    Of an account without one, when its first payment began; where it has only queued ones, all of them may have been.
-    """
-    first = sa.select(sa.func.min(payments.c.created_at)).where(payments.c.account == journal.account)
-    sent_at = facts.known_until or _newest_owned(journal, until) or facts.first_record_at
-    return max(sent_at or journal.execute(first).scalar_one() or until, BEFORE_ALL)

@@ -21,7 +21,7 @@ from mobilemoney_async.database.schema import (
     lost_times,
     payments,
 )
-from mobilemoney_async.payments.ownership.comparison import CONTACT, Lives, RowFacts, Span
+from mobilemoney_async.payments.ownership.comparison import CONTACT, AccountFacts, Lives, RowFacts, Span
 from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
@@ -83,6 +83,24 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     run(lives.update().where(is_said[1], lives.c.until > sent).values(until=end))
     values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
     return run(accounts.update().where(is_said[0]).values(values)).rowcount
+
+
+def newest_owned(journal: Journal, until: datetime) -> datetime | None:
+    """Return when the newest payment with a known transaction was sent, until a time, or None."""
+    sent_at = _columns.sent_at
+    here = (_columns.account == journal.account, sent_at <= until, _columns.transaction_id.is_not(None))
+    newest = sa.select(sent_at).where(*here).order_by(sent_at.desc()).limit(1)
+    return journal.execute(newest).scalar_one_or_none()
+
+
+def newest_known(journal: Journal, facts: AccountFacts, until: datetime) -> datetime:
+    """Return when the newest payment with a known transaction was sent, until a time, or as noted.
+
+    Of an account without one, when its first payment began; where it has only queued ones, all of them may have been.
+    """
+    first = sa.select(sa.func.min(_columns.created_at)).where(_columns.account == journal.account)
+    sent_at = facts.known_until or newest_owned(journal, until) or facts.first_record_at
+    return max(sent_at or journal.execute(first).scalar_one() or until, BEFORE_ALL)
 
 
 def find_lives(journal: Journal, settled: timedelta) -> Lives:
