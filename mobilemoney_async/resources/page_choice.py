@@ -57,7 +57,7 @@ class FullListing:
             if row.id not in self._seen:
                 self._seen.add(row.id)
                 fresh.append(row)
-        self.shown += len(fresh) + len(answer.skipped)
+        self.shown += len(fresh)
         self._repeated += len(answer.transactions) - len(fresh)
         self._barren = 0 if fresh else self._barren + 1
         total = answer.pagination.total_count
@@ -82,8 +82,12 @@ class FullListing:
 
     @property
     def is_short(self) -> bool:
-        """True if it has ended and fewer rows were shown than the service counts, or it does not say how many."""
-        return self.page is None and (self.counted is None or self.shown < self.counted)
+        """True if it has ended and fewer rows were shown than the service counts, or it does not say how many.
+
+        It may lack rows that came while it was read: each has pushed another one, which was repeated.
+        """
+        counted, total = self.counted, self._total or 0
+        return self.page is None and (counted is None or self.shown < max(counted, total - self._repeated))
 
     def _next(self, page: int, length: int, pages: float) -> int | None:
         start, end = (page - 1) * self._size, page * self._size
@@ -155,7 +159,8 @@ class JoinedPages:
     Rows that arrive hide none: they push others to later pages, where those are shown once more. So the known rows of a
     page must come first on it, follow each other as before, and be followed by all that were known behind them, also at
     the end of the list. It is otherwise, or the total falls, where rows leave or move: one may then have been missed.
-    A total never proves the end of the list. An empty page does, or the last page once more, by its own number.
+    A total never proves the end of the list. An empty page does, or the last page once more, by its own number. But one
+    that is always higher than the rows, with those that were pushed and came again, counts a row that is hidden.
 
     Attributes:
         first: The number of the first page.
@@ -179,6 +184,7 @@ class JoinedPages:
         self.is_over: bool = False
         self._patience = patience  # with pages that show nothing new, though the service counts more
         self._total, self._fewest, self._is_counted = 0, math.inf, True
+        self._pushed, self._hidden = 0, math.inf  # rows that came again; the fewest that a count has beyond all these
         self._places: dict[str, int] = {}  # the ids of the rows, with their order
         # The place up to which the pages have come: before the last one while rows arrive by the page.
         self._reached = 0
@@ -188,7 +194,8 @@ class JoinedPages:
     @property
     def is_whole(self) -> bool:
         """True if the list was read to its end, no row can have been missed, and no fewer came than it counts."""
-        return self.is_joined and self.is_at_end and self._is_counted and len(self.rows) >= self._fewest
+        has_all = len(self.rows) >= self._fewest and self._hidden <= 0
+        return self.is_joined and self.is_at_end and self._is_counted and has_all
 
     @property
     def counted(self) -> int | None:
@@ -198,7 +205,7 @@ class JoinedPages:
     @property
     def is_short(self) -> bool:
         """True if, from the first page on, fewer rows came than the service counts."""
-        return self.first == 1 and len(self.rows) < (self.counted or 0)
+        return self.first == 1 and (len(self.rows) < (self.counted or 0) or self._hidden > 0)
 
     @property
     def is_plain(self) -> bool:
@@ -219,7 +226,10 @@ class JoinedPages:
             self.edges = (times[0] if self.edges is None else self.edges[0], times[-1])
         if ids:
             advances |= self._join(ids)
-        self.rows.update(ids, unreadable)
+        shown = {*ids, *unreadable}
+        self._pushed += len(shown & self.rows)
+        self.rows |= shown
+        self._hidden = min(self._hidden, total - len(self.rows) - self._pushed)
         begin: object = ids[:1] or unreadable[:1]
         self._barren = 0 if advances else self._barren + 1
         is_lost = self._barren >= self._patience

@@ -151,7 +151,8 @@ class TransactionPager:
     The next page is fetched while the caller works on this one, if the limiter has a free place. A page that failed or
     was cancelled is asked for again by asking the same iterator again. Each ``async for`` is a new listing.
 
-    A row that breaks the contract is skipped, with its id and the reason in the log and in ``TransactionPage.skipped``.
+    A row that breaks the contract is skipped, with its id and the reason in the log and in ``TransactionPage.skipped``:
+    the listing is not complete then.
 
     A listing that ends before it has shown as many transactions as the service counts is not complete: the log has one
     WARNING with both numbers, and the last page has ``is_complete`` False.

@@ -244,6 +244,22 @@ class TestAListThatChanges:
             walk = await listing.complete(YESTERDAY)
         assert (walk.is_complete, shown(walk)) == (True, before | ids(service))
 
+    async def test_a_count_that_rises_with_the_last_page_counts_a_hidden_row(self, service: SecondService) -> None:
+        """A row that arrived would have pushed one onto that page, or be shown on it: the list is no whole."""
+        fill(service, 350)
+        page = [0]
+
+        def cut(number: int, rows: list[Any]) -> list[Any]:
+            page[0] = number
+            return rows
+
+        service.list = ListBehaviour(
+            hide=lambda payment: payment.number == 100, cut=cut, total_count=lambda count: count + (page[0] >= 4)
+        )
+        async with lister(service) as listing:
+            walk = await listing.complete(YESTERDAY)
+        assert (walk.is_complete, len(walk.rows)) == (False, 349)
+
     @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: count])
     async def test_a_row_that_leaves_is_noticed(self, service: SecondService, total_count: Any) -> None:
         """The oldest row leaves a list with the oldest first: the row that moved up is found by another attempt.

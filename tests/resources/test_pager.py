@@ -307,8 +307,9 @@ async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pyte
     async with connect(handler) as (client, service):
         assert ids(await client.transactions.list().collect()) == ["t-1-1", "t-1-2", "t-3-1", "t-3-2"]
         assert service.pages == [1, 2, 3]
-        skipped = [page.skipped async for page in client.transactions.list().pages()]
-        assert skipped[0] == ("t[2J: expected a decimal string at $.amount",)
+        pages = [page async for page in client.transactions.list().pages()]
+        assert pages[0].skipped == ("t[2J: expected a decimal string at $.amount",)
+        assert not pages[-1].is_complete
         with pytest.raises(UnexpectedResponse, match="decimal"):
             await client.transactions.page()
     assert "skipped: a row without an id: expected str at $.id" in caplog.text
