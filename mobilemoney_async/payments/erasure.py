@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -94,23 +94,24 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     return _note(journal, WHOLE_ACCOUNT, rows, at)
 
 
-def repeat(journal: Journal, at: datetime, *, digests: Iterable[str]) -> tuple[list[Erasure], list[StoreError]]:
+def repeat(journal: Journal, at: datetime, *, listed: Sequence[Erasure]) -> tuple[list[Erasure], list[StoreError]]:
     """Repeat the erasures of a list, as after a backup was restored; return them, and why others were refused."""
-    wanted, done, refused = set(digests), list[Erasure](), list[StoreError]()
+    wanted, done, refused = {each.digest for each in listed}, list[Erasure](), list[StoreError]()
     works = [partial(erase_account, journal, at, is_repeated=True)]
     if WHOLE_ACCOUNT not in wanted:
-        key, numbers = journal.lock_account().number_key, _numbers(journal)
-        if key is None and numbers:
-            said = f"account {journal.account!r} has no key yet to compare its numbers by, and its next key finds none "
-            said += "of this list: erase each by itself"
-            return [], [StoreError(said, outcome="not_sent")]
-        of_digest = {digest(key, number): number for number in numbers}
+        row, numbers = journal.lock_account(), _numbers(journal)
+        of_digest = {digest(row.number_key or "", number): number for number in numbers}
         works = [partial(erase_number, journal, of_digest[each], at) for each in sorted(wanted & of_digest.keys())]
         works += [
             partial(_erase_of_lines, journal, each, at)
             for each in sorted(wanted - of_digest.keys())
             if _has_lines(journal, each)
         ]
+        # Made with the first payment, which the backup did not have.
+        is_new = row.first_record_at is not None and row.first_record_at > max(each.at for each in listed)
+        if numbers and not works and (row.number_key is None or is_new):
+            said = f"account {journal.account!r} has no key to compare its numbers by, or one from after this list"
+            return [], [StoreError(f"{said}: erase each by itself", outcome="not_sent")]
     for work in works:
         try:
             done.append(work())

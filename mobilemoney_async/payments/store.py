@@ -269,8 +269,9 @@ class SQLStore:
 
         Raises:
             InvalidRequest: They are something else; nothing was erased.
-            StoreError: Some were refused, as of `erase`, or as the account has numbers and no key to compare them;
-                the error names payments and accounts, and all others are done.
+            StoreError: Some were refused, as of `erase`, or as the account has numbers and no key to compare them, or
+                one that its first payment has made since; the error names payments and accounts, and all others are
+                done.
         """
         from mobilemoney_async.payments.erasure import repeat
         from mobilemoney_async.payments.records.account_status import Erasure
@@ -278,13 +279,13 @@ class SQLStore:
         listed = list(erasures) if isinstance(erasures, Iterable) else [erasures]
         if not all(isinstance(each, Erasure) for each in listed):
             raise refuse("erasures", "those that store.erasures() has returned", type(erasures))
-        by_account: dict[str, list[str]] = {}
+        by_account: dict[str, list[Erasure]] = {}
         for each in listed:
-            by_account.setdefault(each.account, []).append(each.digest)
+            by_account.setdefault(each.account, []).append(each)
         done: list[Erasure] = []
         refused: list[StoreError] = []
-        for account, digests in by_account.items():
-            repeated = await self.for_account(account)._parts.decide(partial(repeat, digests=digests))
+        for account, some in by_account.items():
+            repeated = await self.for_account(account)._parts.decide(partial(repeat, listed=some))
             done, refused = done + repeated[0], refused + repeated[1]
         if refused:
             said = f"{len(done)} erasures were repeated, {len(refused)} refused: "
