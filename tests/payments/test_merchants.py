@@ -675,6 +675,33 @@ async def test_another_merchants_secret_pays_nothing(store_url: str, platform: P
     assert [each.merchant_id for each in platform.service.payments] == ["shop-0", "shop-0"]
 
 
+async def test_credentials_that_made_no_payment_are_not_the_merchants(sqlite_file_url: str, platform: Platform) -> None:
+    """A vault mixes two merchants up before an account's first payment, and again later: the other one pays nothing."""
+    platform.open("shop-0", "shop-1")
+    right, platform.secrets["shop-0"] = platform.secrets["shop-0"], platform.secrets["shop-1"]
+
+    async def refuse(token: str) -> httpx.Response | None:
+        if token == right:
+            return None
+        platform.secrets["shop-0"] = right
+        return httpx.Response(401, json={"success": False, "error": "invalid_token", "message": "no"})
+
+    async with platform.merchants(sqlite_file_url) as merchants:
+        client = await merchants.client("shop-0")
+        await client.payments.reconcile()
+        platform.answer_first = refuse
+        await anyio.sleep(11)
+        await pay(client)
+        await anyio.sleep(600)
+        await pay(client, "order-2", amount=2000)
+    platform.secrets["shop-0"], platform.answer_first = platform.secrets["shop-1"], None
+    async with platform.merchants(sqlite_file_url) as merchants:
+        with pytest.raises(StoreError) as caught:
+            await pay(await merchants.client("shop-0"), "order-3", amount=3000)
+        assert caught.value.outcome == "not_sent"
+    assert [each.merchant_id for each in platform.service.payments] == ["shop-0", "shop-0"]
+
+
 @pytest.mark.costly("no quick test has a poller beside a vault that gives another merchant's secret")
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("secret", ["token.of.shop-1", LoginAuth("shop-1@example.com", PASSWORD)])

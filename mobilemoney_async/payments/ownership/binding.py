@@ -184,11 +184,7 @@ class Binding:
 
     async def admit(self) -> None:
         """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
-        facts = await self.read()
-        if facts.newest is None:
-            self._memory.admitted = await self._name_credentials()  # the first payment binds the account
-        else:
-            await self.require_bound(facts)
+        await self.require_bound()
 
     async def _bind(self, name: str) -> None:
         """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
@@ -211,9 +207,7 @@ class Binding:
                 lasts = patience if isinstance(exc, RequestTimeout) else math.inf
                 self._memory.refused = known = name, exc, until, lasts
             else:
-                if merchant_id is not None and name == await self._name_credentials():
-                    names = " ".join([*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:])
-                    await self.save(host=self._host, credentials=names, merchant_id=merchant_id or facts.merchant_id)
+                await self._learn(facts, name, merchant_id)
                 return
         failure = known[1]
         if isinstance(failure, ForeignError):
@@ -224,6 +218,16 @@ class Binding:
             f"was never used with these credentials, which could not be checked: {failure} (if they are of the same "
             "merchant, mobilemoney payments rebind accepts them)"
         ) from failure
+
+    async def _learn(self, facts: AccountFacts, name: str, merchant_id: str | None) -> None:
+        """Note that credentials know a transaction of the account, or that it has none, as of `look_up_own`."""
+        if merchant_id is None:
+            # Those of before need not be the first payment's either: once acknowledged, its transaction shows whose.
+            if facts.credentials is not None:
+                await self.save(credentials=None)
+        elif name == await self._name_credentials():
+            names = " ".join([*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:])
+            await self.save(host=self._host, credentials=names, merchant_id=merchant_id or facts.merchant_id)
 
     async def require_not_foreign(self) -> None:
         """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
