@@ -761,6 +761,28 @@ async def test_with_a_secret_that_could_not_be_checked_nothing_is_asked(
     assert [each.owner for each in platform.service.payments] == ["order-1"]
 
 
+async def test_a_merchant_whose_transaction_was_not_found_once_pays_again(
+    sqlite_file_url: str, platform: Platform
+) -> None:
+    """The service was wrong about an old one: within an hour its secret, which the vault has replaced, is accepted."""
+    platform.open("shop-0")
+    async with platform.merchants(sqlite_file_url) as merchants:
+        await pay(await merchants.client("shop-0"))
+    await anyio.sleep(1000)
+    platform.replace("shop-0", "second.token")
+    async with platform.merchants(sqlite_file_url) as merchants:
+        client = await merchants.client("shop-0")
+        platform.service.answer_lookup = lambda request: error(404, "TRANSACTION_NOT_FOUND")
+        for _ in range(30):
+            with pytest.raises(StoreError):
+                await pay(client, "order-2", amount=2000)
+            await anyio.sleep(100)
+        assert platform.service.lookups == 1
+        platform.service.answer_lookup = lambda request: None
+        await anyio.sleep(700)
+        await pay(client, "order-2", amount=2000)
+
+
 async def test_a_secret_is_checked_again_where_lookups_lag(sqlite_file_url: str, platform: Platform) -> None:
     """The one payment of an account may not be found yet: another host's token of the merchant is refused till then."""
     platform.open("shop-0")

@@ -51,8 +51,8 @@ _MOST_CREDENTIALS = 100
 _LOCAL = "localhost"
 # Seconds after which a difference is reported again.
 _SAY_AGAIN = 60.0
-# Seconds for which a look-up that failed counts. A vault's other merchant counts until the vault gives something else.
-_CHECK_AGAIN = 10.0
+# Seconds for which a look-up that failed counts; and one by which a vault gave another merchant's secret.
+_CHECK_AGAIN, _CHECK_VAULT = 10.0, 3600.0
 # Less of a life is not worth a write.
 _CONTACT = timedelta(minutes=1)
 
@@ -202,7 +202,7 @@ class Binding:
                 raise  # with these a payment is refused, too
             except (ForeignError, MobileMoneyError) as exc:
                 is_vaults = self.has_vault and isinstance(exc, ForeignError) and not exc.is_early
-                until = math.inf if is_vaults else anyio.current_time() + _CHECK_AGAIN
+                until = anyio.current_time() + (_CHECK_VAULT if is_vaults else _CHECK_AGAIN)
                 # Others may have more time for the look-up than this caller had.
                 lasts = patience if isinstance(exc, RequestTimeout) else math.inf
                 self._memory.refused = known = name, exc, until, lasts
