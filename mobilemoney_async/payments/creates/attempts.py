@@ -84,7 +84,7 @@ _CHECKS = sa.select(*_FOUND)
 
 
 class KeyTakenError(Exception):
-    """Loss of the key to another process, which has just changed its record, or other credentials: look again."""
+    """Loss of the key to another process, which has just changed its record: look again."""
 
 
 class NotEchoedError(Exception):
@@ -116,7 +116,6 @@ class RecordedAttempts:
     is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
     since: int | None = None  # as of `Beginning`
-    is_current: Callable[[], bool] = lambda: True
     limits: DisbursementLimits | None = None
 
     async def sending(self, lives: float) -> float:
@@ -125,8 +124,6 @@ class RecordedAttempts:
         Returns the seconds from this call after which it may not be sent any more, since other processes may count it
         as lost. After a `StoreError`, and a `LimitExceeded`, nothing may be sent.
         """
-        if not self.is_current():
-            raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
         if self.on_sending is not None:
             self.on_sending()
         called_at, called = self.utcnow(), monotonic()

@@ -188,7 +188,6 @@ class IdempotentCreates:
                     on_sending=progress.on_sending,
                     asked_at=progress.asked_at,
                     since=progress.since,
-                    is_current=self._recovery.binding.is_current,
                     limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
                 )
                 try:
