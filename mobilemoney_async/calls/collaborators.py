@@ -71,7 +71,7 @@ class Admission(Protocol):
         """Return whether the credentials that are in use now have been admitted."""
         ...
 
-    async def admit(self) -> None:
+    async def require_bound(self) -> None:
         """Admit the credentials that are in use now, or raise `StoreError`: they are another merchant's."""
         ...
 

@@ -383,7 +383,7 @@ class Pipeline:
         try:
             while True:
                 if admission is not None and not admission.is_current():
-                    await admission.admit()  # first: a login with another merchant's password is a request, too
+                    await admission.require_bound()  # first: a login with another merchant's password is a request, too
                 with callers_code():
                     token = require_bearer("auth", await self.tokens.token(self._login))
                 if admission is None or admission.is_current():  # else the vault gave others for that

@@ -182,10 +182,6 @@ class Binding:
         """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
         return self._named is None or None is not self._named.name == self._memory.admitted
 
-    async def admit(self) -> None:
-        """Raise `StoreError` if the credentials in use now may be another merchant's: before any request with them."""
-        await self.require_bound()
-
     async def _bind(self, name: str) -> None:
         """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
         facts, known = await self.read(), self._memory.refused
