@@ -16,7 +16,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, accounts, payments
+from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.payments.audit.report import (
     AuditReport,
@@ -70,9 +70,8 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
             grace=timedelta(seconds=store.grace),
         )
 
-    comparison = await store.read(read)
-    due = sa.select(accounts.c.due_since).where(accounts.c.account == store.account)
-    is_due = await store.read(lambda journal: journal.execute(due).scalar() is not None)
+    comparison, account = await store.read(lambda journal: (read(journal), journal.find_account()))
+    is_due = account is not None and account.due_since is not None
     missing = await _compare_missing(pipeline, walk, comparison)
     return AuditReport(
         from_date=from_date,

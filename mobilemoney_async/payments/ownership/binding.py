@@ -65,12 +65,11 @@ NEWEST: sa.Select[Any] = (
 _OLDEST_QUEUED = sa.select(payments.c.created_at).where(_here, IS_QUEUED).order_by(payments.c.created_at).limit(1)
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
-_life = sa.select(lives).where(lives.c.account == sa.bindparam("of_account"))
-_LIFE = [
-    _life.with_only_columns(lives.c[column]).order_by(lives.c.began_at.desc()).limit(1).scalar_subquery().label(name)
-    for name, column in {"life_began_at": "began_at", "life_until": "until"}.items()
+_until = sa.select(lives.c.until).where(lives.c.account == sa.bindparam("of_account")).order_by(lives.c.began_at.desc())
+_LATEST = [
+    each.limit(1).scalar_subquery().label(name) for name, each in {"newest": NEWEST, "life_until": _until}.items()
 ]
-_FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_LIFE, *_FIELDS).select_from(
+_FACTS = sa.select(*_LATEST, *_FIELDS).select_from(
     _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
 )
 _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)

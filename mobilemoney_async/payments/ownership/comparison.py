@@ -59,8 +59,7 @@ class AccountFacts:
         credentials: The names of the credentials that are known to be the merchant's, in one text.
         first_record_at: The time of its first payment.
         queued_since: When the oldest payment was queued that waits for the first one to be sent, or None.
-        life_began_at: When the latest life began, or None.
-        life_until: Until when it is known to have lasted.
+        life_until: Until when the latest life is known to have lasted, or None.
         due_since: Since when a comparison is due, or None.
         known_until: When the newest payment was sent that the store had then.
         again_at: The time from which the comparison is repeated, or None.
@@ -80,7 +79,6 @@ class AccountFacts:
     credentials: str | None = attrs.field(default=None, validator=_A_TEXT)
     first_record_at: datetime | None = None
     queued_since: datetime | None = None
-    life_began_at: datetime | None = None
     life_until: datetime | None = None
     due_since: datetime | None = attrs.field(default=None, validator=_check_time)
     known_until: datetime | None = attrs.field(default=None, validator=_check_time)
