@@ -449,7 +449,7 @@ def plain_surplus(lines: Sequence[Line], attempts: Sequence[PaymentRecord]) -> l
         assert attempt.sent_at is not None
         at = each.shown.created_at or attempt.sent_at
         of_number = digest(KEY, attempt.phone_number)
-        is_alike = each.is_of(attempt.type, attempt.phone_number, attempt.amount, of_number)
+        is_alike = each.is_of(attempt, of_number)
         is_near = abs(at - attempt.sent_at) <= timedelta(days=1, minutes=2)
         if is_near and (is_alike or each.id in attempt.candidates):
             pairs.append((abs(at - attempt.sent_at), each.id, attempt.key))

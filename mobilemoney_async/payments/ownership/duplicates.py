@@ -204,7 +204,7 @@ def require_remembered(journal: Journal, request: PaymentRequest) -> None:
     here = (_columns.is_lost, IS_OPEN, _columns.amount == request.amount, MAY_HAVE_PAID)
     of_number = digest(journal.number_key(), request.phone_number)
     for line in find_lines(journal, *here, is_partial):
-        if line.is_of(request.type, request.phone_number, line.shown.amount, of_number):
+        if line.is_of(request, of_number):
             raise forgotten(line.id, request.key)
 
 

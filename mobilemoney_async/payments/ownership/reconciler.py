@@ -184,16 +184,14 @@ class Reconciler:
         def read(journal: Journal) -> Evidence:
             owned = owners_of_rows(journal, walk.rows)
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
-            settled = explained(journal, [each for each in walk.ids if each not in owned])
-            merchant = merchant_of(journal, walk.rows, owned)
             return Evidence(
                 walk=walk,
                 owned=owned,
                 hidden=hidden(journal, walk, grace),
-                explained_ids=settled,
+                explained_ids=explained(journal, [each for each in walk.ids if each not in owned]),
                 searches=searches,
                 grace=grace,
-                merchant_id=merchant,
+                merchant_id=merchant_of(journal, walk.rows, owned),
             )
 
         evidence = await self._store.read(read)
@@ -222,7 +220,7 @@ class Reconciler:
                 journal, unmatched.c.is_foreign, ~IS_OWNED, unmatched.c.first_seen_at >= began_at - _DAY
             )
             of_number = digest(account.number_key, record.phone_number)
-            if any(each.is_of(record.type, record.phone_number, record.amount, of_number) for each in foreign):
+            if any(each.is_of(record, of_number) for each in foreign):
                 return PaymentCause.OTHER_SYSTEM
         query, facts = query_for(record), read_row_facts(journal, [row], {}, settled=self._settled)
         skew = evidence.skew(query)

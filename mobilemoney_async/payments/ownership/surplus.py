@@ -62,7 +62,7 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
     for attempt in attempts:
         sent_at, of_number = query_for(attempt).sent_at, digest(key, attempt.phone_number)
         near = chain.from_iterable(kinds.get((attempt.amount, each), ()) for each in (of_number, None))
-        alike = {each.id for each in near if each.is_of(attempt.type, attempt.phone_number, attempt.amount, of_number)}
+        alike = {each.id for each in near if each.is_of(attempt, of_number)}
         # Its own acknowledgement may have named one of another kind.
         for name in alike.union(each for each in attempt.candidates if each in by_id):
             at = by_id[name].shown.created_at

@@ -27,7 +27,14 @@ from mobilemoney_async.database.schema import erasures, unmatched
 from mobilemoney_async.database.serialization import load_amount, shorten
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import select_among
-from mobilemoney_async.payments.records.record import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records.record import (
+    CLAIMED,
+    EXPLAINED,
+    OPEN,
+    PaymentRecord,
+    PaymentRequest,
+    UnclaimedTransaction,
+)
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.text import mask_phone_number
 
@@ -84,15 +91,16 @@ class Line:
         """Return whether it is unclaimed, if it is surplus."""
         return self.shown.is_gap or self.told_at is not None or self.due_at <= now
 
-    def is_of(self, kind: TransactionType, number: str, amount: Decimal, of_number: str) -> bool:
-        """Return whether it is of a kind, as far as it was shown; `of_number` is the digest of the number."""
+    def is_of(self, payment: PaymentRecord | PaymentRequest, of_number: str) -> bool:
+        """Return whether it is of a payment's kind, as far as it was shown; `of_number` is the digest of its number."""
         shown = self.shown
-        if shown.amount != amount or (shown.type != kind and shown.type in set(TransactionType)):
+        is_other = shown.type != payment.type and shown.type in set(TransactionType)
+        if is_other or shown.amount != Decimal(payment.amount):
             return False
         if self.number_digest is not None:
             return self.number_digest == of_number
         shows_little = sum(map(str.isdigit, shown.phone_number)) < _TELLING
-        return shows_little or same_number(shown.phone_number, number) is not None
+        return shows_little or same_number(shown.phone_number, payment.phone_number) is not None
 
 
 def kept_forms(journal: Journal, numbers: Iterable[str]) -> dict[str, str]:
