@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
+import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -28,7 +29,7 @@ from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import TaskLease, new_holder
-from mobilemoney_async.database.schema import accounts, unmatched
+from mobilemoney_async.database.schema import accounts, lost_times, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
@@ -49,7 +50,6 @@ from mobilemoney_async.payments.ownership.evidence import Walk, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import (
-    add_lost_time,
     begin_life,
     find_lives,
     newest_known,
@@ -128,7 +128,8 @@ class Recovery:
         is_collection = request.type == TransactionType.COLLECTION
         await self.binding.require_bound(facts)
         if self._store.sole_writer is False:
-            await self._compare_nothing(facts)
+            if facts.due_since is not None:  # its program pays beside others, whose the newest rows may always be
+                await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
             return False
         if facts.lost_at is not None:
             await self._store.read(lambda journal: require_remembered(journal, request))
@@ -206,11 +207,6 @@ class Recovery:
         except _UnreadableError as exc:
             if isinstance(exc.__cause__, MobileMoneyError):
                 raise exc.__cause__ from None
-
-    async def _compare_nothing(self, facts: AccountFacts) -> None:
-        """End a comparison that is due where a program pays beside others: the newest rows may always be theirs."""
-        if facts.due_since is not None:
-            await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
 
     async def _compare_alone(self, facts: AccountFacts, patience: float | None) -> bool:
         """Compare the store as the only process of the account, or wait for the one that does.
@@ -400,7 +396,7 @@ class Recovery:
                 return None
             lines: list[Line] = []
             if lost is not None:
-                add_lost_time(journal, lost)
+                journal.insert(lost_times, **attrs.asdict(lost))
                 lives = find_lives(journal, self._settled)
                 inside = find_lines(journal, IS_OPEN, unmatched.c.created_at.between(lost.start, lost.end))
                 lines = [each for each in inside if is_of(lost, each.shown.created_at, lives, skew)]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import shift
@@ -109,17 +108,6 @@ def find_lives(journal: Journal, settled: timedelta) -> Lives:
     return Lives(spans=[Span(row.began_at, row.until) for row in rows], settled=settled)
 
 
-def find_lost_times(journal: Journal) -> list[Span]:
-    """Return the times that the store has lost, on the service's clock."""
-    rows = journal.execute(sa.select(lost_times).where(lost_times.c.account == journal.account))
-    return [Span(row.start, row.end, row.went_backwards) for row in rows]
-
-
-def add_lost_time(journal: Journal, lost: Span) -> None:
-    """Write a time that the store has lost."""
-    journal.insert(lost_times, **attrs.asdict(lost))
-
-
 def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
     """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
     start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _DAY)
@@ -157,11 +145,12 @@ def read_row_facts(
 ) -> RowFacts:
     """Return the store's facts about rows and the payments that own some of them; `settled` as of `Lives`."""
     ids = [row.id for row in rows]
+    lost = journal.execute(sa.select(lost_times).where(lost_times.c.account == journal.account))
     return RowFacts(
         owned=owned,
         explained=explained(journal, [each for each in ids if each not in owned]),
         lost=lost_ids(journal, ids),
-        lost_times=find_lost_times(journal),
+        lost_times=[Span(each.start, each.end, each.went_backwards) for each in lost],
         lives=find_lives(journal, settled),
         merchant_id=merchant_of(journal, rows, owned),
     )
