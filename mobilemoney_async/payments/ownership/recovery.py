@@ -167,12 +167,11 @@ class Recovery:
         if is_compared:
             facts = await self.binding.read()
             if not is_comparison_due(facts, now):
-                said = f"no comparison of account {self._store.account!r} with the service is due; nothing was noted"
-                raise StoreError(said, outcome="not_sent")
+                raise wait("needs no comparison with the service, and nothing was noted")
             due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
             lost = due.lost_time(clock) if due.went_backwards else None
-            if not await self._save(due, (), lost, clock, note=printable(note)):
-                raise StoreError(f"{_SAID_SINCE}; nothing was noted", outcome="not_sent")
+            if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
+                raise wait(f"was not noted as compared: {_SAID_SINCE}")
             return
         self._store.due_since = now
         await self._store.write(
