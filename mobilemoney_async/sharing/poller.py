@@ -43,6 +43,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _NAME = "poller"
 # A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
+_is_poller = leases.c.name == _NAME
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
 # Messages of a sync that may share a transaction with the work of others.
@@ -124,7 +125,8 @@ class StoreChannel:
             updates += write_subscriptions(journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended)
             changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
             if is_holder and tidies:
-                tidy(journal, at=at + ahead)
+                # Those that are followed no longer: this holder has read the changes.
+                journal.delete_rows(subscriptions, subscriptions.c.until < at + ahead)
             if row != before:
                 save_lease(journal, row)
             incoming = Incoming(
@@ -163,7 +165,7 @@ class StoreChannel:
             await checkpoint()
             is_as_known = self._claim.poller == (self.follower, self._subscription_number, self._message_number)
             return UpdateCheck(has_updates=not is_as_known, lease_ends_at=None)
-        row = await self.store.read(find_lease)
+        row = await self.store.read(lambda journal: next(map(_lease_row, journal.rows(leases, _is_poller)), None))
         if row is None:
             return UpdateCheck(has_updates=False, lease_ends_at=None)
         has_updates = row.message_number != self._message_number or (
@@ -183,7 +185,9 @@ class StoreChannel:
         def work(journal: Journal) -> list[ChangedState]:
             row = lock_lease(journal)
             changed = write_updates(journal, row, updates, at=at, is_holder=row.lease.holder == self.follower)
-            withdraw_all(journal, row, follower=self.follower, at=at)
+            row.subscription_number += 1
+            own, until = (subscriptions.c.follower == self.follower, ~subscriptions.c.has_ended), at - _LONG_AGO
+            journal.change_rows(subscriptions, *own, number=row.subscription_number, until=until)
             row.lease = row.lease.released(self._holder)
             save_lease(journal, row)
             return changed
@@ -253,11 +257,6 @@ class LeaseRow:
     message_number: int
 
 
-def find_lease(journal: Journal) -> LeaseRow | None:
-    """Return the row without locking it; None if there is none yet."""
-    return next(map(_lease_row, journal.rows(leases, leases.c.name == _NAME)), None)
-
-
 def lock_lease(journal: Journal) -> LeaseRow:
     """Lock the row until the commit, and return it. Other pollers wait for it."""
     return _lease_row(lock_row(journal.connection, leases, {"account": journal.account, "name": _NAME}))
@@ -269,7 +268,7 @@ def save_lease(journal: Journal, row: LeaseRow) -> None:
         "subscription_number": row.subscription_number,
         "message_number": row.message_number,
     }
-    journal.change_rows(leases, leases.c.name == _NAME, **values)
+    journal.change_rows(leases, _is_poller, **values)
 
 
 def write_updates(
@@ -353,18 +352,6 @@ def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> lis
 def _moved(subscription: Subscription, by: timedelta) -> Subscription:
     """Return it by another clock, which is ahead by so much."""
     return attrs.evolve(subscription, tracked_at=subscription.tracked_at + by, until=subscription.until + by)
-
-
-def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
-    """End the following of all payments of a poller."""
-    row.subscription_number += 1
-    own, until = (subscriptions.c.follower == follower, ~subscriptions.c.has_ended), at - _LONG_AGO
-    journal.change_rows(subscriptions, *own, number=row.subscription_number, until=until)
-
-
-def tidy(journal: Journal, *, at: datetime) -> None:
-    """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
-    journal.delete_rows(subscriptions, subscriptions.c.until < at)
 
 
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, StatusUpdate]:

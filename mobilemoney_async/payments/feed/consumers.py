@@ -7,7 +7,7 @@ waits. A change that was handed out ten times in vain is parked, and its payment
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -130,13 +130,14 @@ class ConsumerTable:
         """
         held = self._retries(sa.or_(_WAITS, retries.c.number > after))
         lagging = {each.name: each for each in held if each.next_at is not None}
+        firsts: dict[str, int] = {name: each.number for name, each in lagging.items()}
         done_with = {each.number for each in held if each.next_at is None}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
         upto = page[-1].number if page else max(after, feed.last)
         is_end = len(page) < limit and not feed.has_more
         page = [each for each in page if each.number not in done_with]
         # A reader that ended left them open, and noted a later change of the same payment as failed.
-        open_before = {each.name: each for each in reversed(page) if _is_before(each, lagging)}
+        open_before = {each.name: each for each in reversed(page) if each.number < firsts.get(each.name, 0)}
         for each in open_before.values():
             self._hold(each.number, now, "its reader ended before it was done")
         due = [each for each in lagging.values() if each.next_at <= now and each.name not in open_before]
@@ -253,10 +254,6 @@ class ConsumerTable:
 
     def _change_own(self, *where: Any, **values: Any) -> None:
         self.journal.change_rows(consumers, consumers.c.name == self.name, *where, **values)
-
-
-def _is_before(entry: FeedEntry, lagging: Mapping[str, sa.Row[Any]]) -> bool:
-    return entry.name in lagging and entry.number < lagging[entry.name].number
 
 
 def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
