@@ -190,7 +190,9 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending = journal.count(payments, _columns.state == PaymentState.SENDING, _columns.stale_at > now)
     pending = journal.count(payments, IS_PENDING)
-    unknown = sum(journal.count(payments, each) for each in needing_someone(now))
+    kinds = needing_someone(now)
+    unknown = sum(journal.count(payments, each) for each in kinds)
+    first = [record for each in kinds if unknown for record in _oldest(journal, each, limit=_MOST)]
     unclaimed = find_unclaimed(journal, OPEN, now)
     return Overview(
         at=now,
@@ -202,7 +204,7 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         pending=pending,
         oldest_pending=_oldest(journal, IS_PENDING, limit=_OLDEST) if pending else [],
         unknown=unknown,
-        needs_attention=_needing_attention(journal, now) if unknown else [],
+        needs_attention=sorted(first, key=lambda each: (each.sent_at or each.created_at, each.key))[:_MOST],
         unclaimed=len(unclaimed),
         unclaimed_first=unclaimed[:_MOST],
         queued=queued,
@@ -225,11 +227,6 @@ def _held(journal: Journal, shared: float) -> set[str]:
 
 
 # Open payments
-
-
-def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
-    found = [record for each in needing_someone(now) for record in _oldest(journal, each, limit=_MOST)]
-    return sorted(found, key=lambda record: (record.sent_at or record.created_at, record.key))[:_MOST]
 
 
 def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:

@@ -55,7 +55,10 @@ def require_payment_within(
     those count that were there before it: else two that are queued, and then made at once, would stop each other.
     """
     lock_limits(journal)
-    queue = sa.false() if is_of_queue else ~_is_behind(journal.account, request.key)
+    # Not those that were made after it; it may not exist.
+    mine = (_own.c.account == journal.account) & (_own.c.key == request.key)
+    before = ~sa.exists().where(mine, _own.c.created_at < _columns.created_at)
+    queue = sa.false() if is_of_queue else before
     others = _select(journal, at, queue=queue).where(_columns.key != request.key)
     forms = kept_forms(journal, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
@@ -87,12 +90,6 @@ def require_batch_within(
         require_within(limits, amount, to_recipient=spent[line.phone_number], in_all=in_all, what=said)
         spent[line.phone_number] += amount
         in_all += amount
-
-
-def _is_behind(account: str, key: str) -> sa.ColumnElement[bool]:
-    """Return whether a payment was made after that of a key, which may not exist."""
-    mine = (_own.c.account == account) & (_own.c.key == key)
-    return sa.exists().where(mine, _own.c.created_at < _columns.created_at)
 
 
 def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:

@@ -204,8 +204,8 @@ class Reconciler:
         def judge(some: Sequence[PaymentRecord], journal: Journal) -> list[PaymentRecord]:
             return [self._judge_one(journal, record, evidence, is_whole=is_whole, asked=asked) for record in some]
 
-        parts = [functools.partial(judge, some) for some in chunks(payments, _AT_ONCE)]
-        return evidence, [record for part in parts for record in await self._store.write(part)]
+        parts = chunks(payments, _AT_ONCE)
+        return evidence, [each for some in parts for each in await self._store.write(functools.partial(judge, some))]
 
     def _obstacle(
         self, journal: Journal, record: PaymentRecord, row: Transaction, evidence: Evidence
