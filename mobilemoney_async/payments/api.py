@@ -226,6 +226,7 @@ class ClientStore:
         cls, store: AccountStore, pipeline: Pipeline, limits: DisbursementLimits | None, memory: Memory | None = None
     ) -> Self:
         """Return the store of a client with this pipeline; `memory` is shared with its clients of other options."""
+        memory = Memory() if memory is None else memory
         recovery, reconciler = Recovery(store, pipeline, memory), Reconciler(store, pipeline)
         pipeline.admission = recovery.binding if recovery.binding.has_vault else None
         if pipeline.observer is None:

@@ -184,7 +184,7 @@ class Lives:
 
 
 @attrs.frozen(kw_only=True)
-class Due:
+class DueComparison:
     """Comparison that is due.
 
     Attributes:

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
     Comparison,
-    Due,
+    DueComparison,
     RowClass,
     Span,
     is_comparison_due,
@@ -106,8 +106,8 @@ class Recovery:
         memory: Shared with the clients of other options.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory | None = None) -> None:
-        self.memory: Memory = Memory() if memory is None else memory
+    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory) -> None:
+        self.memory: Memory = memory
         self.binding: Binding = Binding(store, pipeline, self.memory)
         self._store = store
         self._pipeline = pipeline
@@ -184,10 +184,10 @@ class Recovery:
         One for a new life costs a request, and is left to the next payment, or to `compare`.
         """
         facts = await self.binding.read()
-        if not is_comparison_due(facts, self._pipeline.utcnow()):
+        if is_comparison_due(facts, self._pipeline.utcnow()):
+            await self.compare()
+        else:
             await self.binding.keep_contact(facts)
-            return
-        await self.compare()
 
     async def compare(self) -> None:
         """Make a comparison that is due, if there is one: before any payment is looked for in the list.
@@ -268,7 +268,7 @@ class Recovery:
         if is_compared and facts.due_since is None and must_compare(facts, self._pipeline.utcnow()):
             await self._note_due(facts)
 
-    async def _note_due(self, facts: AccountFacts) -> Due:
+    async def _note_due(self, facts: AccountFacts) -> DueComparison:
         """Return the comparison that is due, as noted in the store: payments from now on show nothing.
 
         Its moment belongs to this process: one that a backup has brought back is dated again.
@@ -283,9 +283,9 @@ class Recovery:
         newest = await self._store.read(partial(newest_known, facts=facts, until=since))
         if (facts.due_since, facts.known_until, facts.went_backwards) != (since, newest, went_backwards):
             await self.binding.save(due_since=since, known_until=newest, went_backwards=went_backwards)
-        return Due(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
+        return DueComparison(facts=facts, since=since, newest=newest, went_backwards=went_backwards)
 
-    async def _look(self, due: Due) -> tuple[str | None, float]:
+    async def _look(self, due: DueComparison) -> tuple[str | None, float]:
         """Compare the list with the store; return why it does not suffice, or None, and when to look again."""
         walk, owned, skew = await self._list(due)
         comparison, has_own, flaw = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
@@ -312,7 +312,7 @@ class Recovery:
             return flaw, _LONG_BACKOFF
         return _NOT_YET if again_at is not None and due.went_backwards else None, _BACKOFF
 
-    async def _list(self, due: Due) -> _Listed:
+    async def _list(self, due: DueComparison) -> _Listed:
         """Read the rows from the sending of the newest known payment on."""
         start = shift(due.newest, self._store.clock_offset - CLOCKS)
         walk, owned, skew = await self._list_since(start, due)
@@ -321,7 +321,7 @@ class Recovery:
             return await self._list_since(needed, due)
         return walk, owned, skew
 
-    async def _list_since(self, start: datetime, due: Due) -> _Listed:
+    async def _list_since(self, start: datetime, due: DueComparison) -> _Listed:
         """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
 
         The rows of our own payments show that, or else the Date headers, or nothing (`_ANY_CLOCK`).
@@ -341,7 +341,7 @@ class Recovery:
         return walk, owned, skew
 
     def _read(
-        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: Due, skew: Skew
+        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: DueComparison, skew: Skew
     ) -> tuple[Comparison, bool, str | None]:
         """Return the comparison of the rows, whether any is owned, where payments own some, and what the list lacks."""
         open_ones = open_attempts(journal)
@@ -368,7 +368,7 @@ class Recovery:
 
     async def _save(
         self,
-        due: Due,
+        due: DueComparison,
         rows: Sequence[Transaction],
         lost: Span | None,
         skew: Skew,
