@@ -159,7 +159,9 @@ class AuditReport(Data):
 
 def incomplete(walk: Walk, *, is_waited_for: bool) -> Iterable[Difference]:
     """Return the reasons why a listing cannot be compared as a whole; disbursements may wait for that."""
-    step = _COMPARE_YOURSELF if is_waited_for else None
+    # A row with an id can be looked up and explained.
+    is_hopeless = not walk.is_complete or any(row.id is None for row in walk.unreadable)
+    step = _COMPARE_YOURSELF if is_waited_for and is_hopeless else None
     if not walk.is_complete:
         yield difference(DifferenceKind.INCOMPLETE, walk.shortfall, step=step)
     if walk.unreadable:
