@@ -295,7 +295,13 @@ def write_updates(
                 if not found:
                     logger.error("the service contradicts itself: %s", contradiction)
                 each = StatusUpdate(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
-        message = _message(each) | {"message_number": row.message_number + 1}
+        message = {
+            "has_ended": each.is_ending,
+            "transaction": None if each.transaction is None else dump(each.transaction),
+            "error": None if each.error is None else dump(each.error),
+            "lag": each.lag,
+            "message_number": row.message_number + 1,
+        }
         here = (columns.transaction_id == each.transaction_id, ~columns.has_ended)
         row.message_number += min(1, journal.change_rows(subscriptions, *here, **message))
     return changed
@@ -366,15 +372,6 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
             if transaction.is_final:
                 found[transaction.id] = StatusUpdate(transaction_id=transaction.id, transaction=transaction)
     return found
-
-
-def _message(each: StatusUpdate) -> dict[str, Any]:
-    return {
-        "has_ended": each.is_ending,
-        "transaction": None if each.transaction is None else dump(each.transaction),
-        "error": None if each.error is None else dump(each.error),
-        "lag": each.lag,
-    }
 
 
 def _update(row: sa.Row[Any]) -> StatusUpdate:

@@ -331,5 +331,4 @@ def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     """Return the newest payment with a transaction that was acknowledged to us until a time, or else the oldest one."""
     sent_at, own = payments.c.sent_at, (payments.c.transaction_id.is_not(None), payments.c.is_adopted.is_(False))
     found = journal.records(*own, sent_at <= settled_at, order_by=[sent_at.desc()], limit=1)
-    found = found or journal.records(*own, sent_at.is_not(None), order_by=[sent_at], limit=1)
-    return found[0] if found else None
+    return next(iter(found or journal.records(*own, sent_at.is_not(None), order_by=[sent_at], limit=1)), None)
