@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -32,6 +33,7 @@ from mobilemoney_async.payments.records.account_status import (
     Erasure,
     describe,
 )
+from mobilemoney_async.payments.records.reasons import RESTORED
 from mobilemoney_async.text import arguments, command_line
 from mobilemoney_async.values import require_text
 
@@ -177,17 +179,26 @@ def restored(*, note: Note, service: Service) -> None:
     """
     text = check(partial(require_text, "note"), note, "--note must say who you are, and which backup it was")
 
-    async def work(store: AccountStore) -> int:
-        from mobilemoney_async.payments.ownership.searches import note_restored
+    async def work(store: AccountStore) -> tuple[int, tuple[int, Decimal]]:
+        from mobilemoney_async.payments.ownership.searches import note_restored, queued_payouts
 
         await require_tables(store)
-        return await store.decide(lambda journal, at: note_restored(journal.connection, text, at))
+        count = await store.decide(lambda journal, at: note_restored(journal.connection, text, at))
+        return count, await store.read(lambda journal: queued_payouts(journal.connection))
 
-    count = run_with_account("accounts", work, find_store(service))
+    count, queued = run_with_account("accounts", work, find_store(service))
     some = "1 account is compared with the service before its next payment."
     print(some if count == 1 else f"{count:,} accounts are compared with the service before their next payments.")
     others = "For each account that the backup does not know: mobilemoney payments restored --account NAME --note TEXT"
     print(output.visible(copyable(others)))
+    say_queued(*queued)
+
+
+def say_queued(count: int, total: Decimal) -> None:
+    """Say which disbursements of a restored store wait in its queue, if any do."""
+    if count:
+        waiting = f"{output.counted(count, 'queued disbursement')} of {output.money(total)}"
+        print(output.visible(copyable(f"{waiting}: {RESTORED}")))
 
 
 @add_command(accounts_app, "erase")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account
+from mobilemoney_async.cli.accounts import of_all_accounts, print_by_account, say_queued
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, copyable, say
 from mobilemoney_async.cli.options import (
     AllAccounts,
@@ -27,7 +27,7 @@ from mobilemoney_async.cli.options import (
     with_service,
 )
 from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments, writers
-from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_service, run_with_store
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.configuration.settings import Settings
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.payments.audit.report import AuditReport, AuditTotal
     from mobilemoney_async.payments.book import PaymentBook
+    from mobilemoney_async.payments.records.journal import Journal
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV_HEADER = (
@@ -276,14 +277,21 @@ def restored(
     """
     run_with_service(lambda client: client.payments.restored(note=note, compared=compared), service)
     settings = service.settings()
-    if settings.store_options.get("sole_writer") is False:
-        return  # as the warning has said
-    if compared:
+    others_pay = settings.store_options.get("sole_writer") is False  # as the warning has said
+    if compared and not others_pay:
         said = f"The comparison of account {settings.account!r} is over. What it has found stays: see"
         print(output.visible(copyable(f"{said} mobilemoney payments unclaimed")))
+    if compared:
         return
-    said = f"Account {settings.account!r} is compared with the service before its next payment."
-    print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
+    if not others_pay:
+        said = f"Account {settings.account!r} is compared with the service before its next payment."
+        print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
+    from mobilemoney_async.payments.ownership.searches import queued_payouts
+
+    def read(journal: Journal) -> tuple[int, Decimal]:
+        return queued_payouts(journal.connection, account=settings.account)
+
+    say_queued(*run_with_account("payments", lambda store: store.read(read), settings))
 
 
 @with_service()

@@ -151,6 +151,8 @@ class Payments(PaymentBook):
         until the list must show all that is lost. With ``sole_writer=False`` nothing is compared, which a warning says,
         since the list may show what other systems paid. A cancelled call may have noted it.
 
+        Queued disbursements wait until someone resumes: cancel again those that were cancelled since the backup.
+
         Args:
             note: The reason and your name; kept with the account.
             compared: Whether you have compared it: the comparison that is due is over.

@@ -18,6 +18,7 @@ from mobilemoney_async.payments.ownership.surplus import count_unclaimed
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountState, AccountStatus
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.queries import IS_PENDING, needing_someone
+from mobilemoney_async.payments.records.reasons import reason_of_pause
 
 # For how long a failure counts: a worker tries again at least once a minute.
 _FAILING = timedelta(minutes=5)
@@ -107,7 +108,7 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
         state=state,
         note=row.state_note,
         state_at=row.state_at,
-        paused=row.paused if is_paused else None,
+        paused=reason_of_pause(row.paused) if is_paused else None,
         last_error=row.error,
         last_error_at=row.error_at,
         needs=tuple(need for need, is_so in reasons if is_so),

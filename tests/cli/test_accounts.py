@@ -41,11 +41,11 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def create(url: str, account: str) -> PaymentState:
+def create(url: str, account: str, type: str = "collection") -> PaymentState:
     async def work() -> PaymentState:
         async with Sandbox().client(store=SQLStore(url, account)) as client:
             record = await client.payments.enqueue(
-                type="collection", phone_number=NUMBER, amount=3_000, idempotency_key="new"
+                type=type, phone_number=NUMBER, amount=3_000, idempotency_key=f"new {type}"
             )
             return record.state
 
@@ -185,8 +185,10 @@ def test_a_number_is_erased_and_erased_again_from_a_list(url: str, tmp_path: Pat
 def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
     """One line for all accounts, also of one that has only queued; each says so until it is compared."""
     create(url, "shop-4")
+    create(url, "shop-4", "disbursement")
     done = run("restored", "--note", "asha: backup of Monday", "--store", url)
-    said, of_others = done.stdout.splitlines()
+    said, of_others, of_queue = done.stdout.splitlines()
+    assert "3,000 TZS" in of_queue and f"mobilemoney payouts status --store {url} --resume" in of_queue
     assert (done.exit_code, said) == (0, "4 accounts are compared with the service before their next payments.")
     # The store cannot know one whose first payment is younger than the backup.
     assert f"mobilemoney payments restored --store {url} --account NAME" in of_others

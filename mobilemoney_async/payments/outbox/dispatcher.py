@@ -178,8 +178,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """State of the dispatcher now."""
         paused, finishes_at = self._paused or next((each.reason for each in self._obstacles.values()), None), None
         pause = self._pause if self._order is None else self._order
-        if paused is None and pause.until is not None and self._utcnow() < pause.until:
-            paused = pause.reason  # another process could not send
+        if paused is None and (pause.until is None or self._utcnow() < pause.until):
+            paused = pause.reason  # another process could not send, or disbursements wait for someone
         if paused is None and self._leased_until > anyio.current_time():
             now = self._utcnow()
             finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
@@ -204,7 +204,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if self._is_closed:
             return "the dispatcher is closed"
         pause = self._pause if self._order is None else self._order
-        return pause.reason if pause.lasts else None
+        return pause.reason if pause.stops(TransactionType.COLLECTION) else None
 
     def _stop_waiting(self) -> None:
         """Leave the payment in the queue that was taken from it, and waits, for the rate limit say."""
@@ -262,8 +262,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
         def look(journal: Journal) -> tuple[Counted, Pause, Queued | None, str | None]:
             counted, pause, found, ends = count_queued(journal), find_pause(journal), None, None
-            if counted[0] and types and not pause.lasts:
-                found = next_queued(journal, at, types=types, kinds=kinds)
+            if counted[0] and (sent := [each for each in types if not pause.stops(each)]):
+                found = next_queued(journal, at, types=sent, kinds=kinds)
             if found is not None and self._pause_after is not None:
                 since = max(at - _RECENT, pause.resumed_at or at - _RECENT)
                 ends = equal_ends(journal, found[0].type, self._pause_after, since=since)
@@ -308,7 +308,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 with suppress(StoreError):  # what waits decides as it begins, too
                     await self._is_holder()
                     pause = await self._store.read(find_pause, share_key="")
-                    if pause.lasts and self._order is None:  # of another process
+                    if pause.stops(record.type) and self._order is None:  # of another process
                         self._take(pause, None)
                         self._stop_waiting()
                 if self._leased_until <= anyio.current_time():  # also where the database is away

@@ -14,6 +14,7 @@ from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.reasons import WAS_RESTORED, reason_of_pause
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.text import arguments, command_line, shown_text
 
@@ -33,16 +34,22 @@ class Pause:
         reason: The reason; None if there is no pause.
         until: The end of one that ends by itself; others end when someone resumes.
         resumed_at: The time at which someone did so last.
+        of_payouts: Whether collections go on.
     """
 
     reason: str | None = None
     until: datetime | None = None
     resumed_at: datetime | None = None
+    of_payouts: bool = False
 
     @property
     def lasts(self) -> bool:
-        """Whether nothing is sent until someone resumes."""
+        """Whether it lasts until someone resumes."""
         return self.reason is not None and self.until is None
+
+    def stops(self, kind: TransactionType) -> bool:
+        """Return whether no payment of a type is sent until someone resumes."""
+        return self.lasts and (not self.of_payouts or kind == TransactionType.DISBURSEMENT)
 
 
 def find_pause(journal: Journal) -> Pause:
@@ -53,7 +60,8 @@ def find_pause(journal: Journal) -> Pause:
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
         resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
         return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
-    return Pause(row.paused, row.paused_until, row.resumed_at)
+    reason, of_payouts = reason_of_pause(row.paused), row.paused == WAS_RESTORED
+    return Pause(reason, row.paused_until, row.resumed_at, of_payouts)
 
 
 def save_pause(journal: Journal, pause: Pause) -> None:

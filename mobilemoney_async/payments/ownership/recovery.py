@@ -55,6 +55,7 @@ from mobilemoney_async.payments.ownership.searches import (
     newest_known,
     newest_owned,
     note_restored,
+    pause_payouts,
     read_row_facts,
 )
 from mobilemoney_async.payments.ownership.surplus import open_attempts
@@ -162,6 +163,10 @@ class Recovery:
         """
         if self._store.sole_writer is False:
             logger.warning(NOTHING_SHOWS)
+            if not is_compared:
+                await self._store.write(
+                    lambda journal: pause_payouts(journal.connection, journal.account), share_key=""
+                )
             return
         now = self._pipeline.utcnow()
         if is_compared:

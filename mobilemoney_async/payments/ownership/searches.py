@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import (
+    IS_QUEUED,
     IS_UNIDENTIFIED,
     WAS_REFUSED_SOFTLY,
     UTCDateTime,
@@ -25,6 +28,7 @@ from mobilemoney_async.payments.ownership.evidence import Walk
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
+from mobilemoney_async.payments.records.reasons import WAS_RESTORED
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.payments.records.unmatched import explained, lost_ids
 from mobilemoney_async.text import printable
@@ -37,6 +41,7 @@ _MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 _columns = payments.c
 BEFORE_ALL: datetime = datetime(2001, 1, 1, tzinfo=UTC)
 """Time before every payment: a store that knows of none may have forgotten all of them."""
+_QUEUED_PAYOUTS = (_columns.type == str(TransactionType.DISBURSEMENT), IS_QUEUED)
 # For how long lives are kept.
 _KEPT = timedelta(days=30)
 
@@ -63,10 +68,7 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     begun one. Imported payments do not count: they may be of that time.
     """
     run, columns = connection.execute, accounts.c
-    # What is only queued has no row yet.
-    queued = sa.select(_columns.account).distinct().where(_columns.account.not_in(sa.select(columns.account)))
-    if names := run(queued).scalars().all() if account is None else [account]:
-        run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
+    pause_payouts(connection, account)
 
     def newest(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
         here = (_columns.account == table.c.account, _columns.sent_at <= now, _columns.is_adopted.is_(False), *where)
@@ -82,6 +84,26 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     run(lives.update().where(is_said[1], lives.c.until > sent).values(until=end))
     values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
     return run(accounts.update().where(is_said[0]).values(values)).rowcount
+
+
+def pause_payouts(connection: sa.Connection, account: str | None) -> None:
+    """Let queued disbursements of one account or all wait until someone resumes: which were cancelled is forgotten."""
+    run, columns = connection.execute, accounts.c
+    # What is only queued has no row yet.
+    queued = sa.select(_columns.account).distinct().where(_columns.account.not_in(sa.select(columns.account)))
+    if names := run(queued).scalars().all() if account is None else [account]:
+        run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
+    is_said = sa.true() if account is None else columns.account == account
+    has_queued = sa.exists().where(_columns.account == columns.account, *_QUEUED_PAYOUTS)
+    goes_on = columns.paused.is_(None) | columns.paused_until.is_not(None)
+    run(accounts.update().where(is_said, has_queued, goes_on).values(paused=WAS_RESTORED, paused_until=None))
+
+
+def queued_payouts(connection: sa.Connection, *, account: str | None = None) -> tuple[int, Decimal]:
+    """Return the number and sum of the queued disbursements of one account or all."""
+    here = [] if account is None else [_columns.account == account]
+    amounts = connection.execute(sa.select(_columns.amount).where(*here, *_QUEUED_PAYOUTS)).scalars().all()
+    return len(amounts), sum(map(Decimal, amounts), Decimal(0))
 
 
 def newest_owned(journal: Journal, until: datetime) -> datetime | None:

@@ -18,6 +18,20 @@ NOTHING_SHOWS: str = (
 )
 """What an operator does there."""
 
+WAS_RESTORED: str = ":RESTORED:"
+"""What the accounts' table has as the reason of a pause that stops disbursements alone."""
+
+RESTORED: str = (
+    "the store was restored from a backup: cancel again what was cancelled since, and then: "
+    "mobilemoney payouts status --resume"
+)
+"""Why queued disbursements wait for an operator: a cancellation is forgotten, too."""
+
+
+def reason_of_pause(paused: str | None) -> str | None:
+    """Return the sentence for a reason that the accounts' table has."""
+    return RESTORED if paused == WAS_RESTORED else paused
+
 
 class PaymentCause(str, enum.Enum):
     """Cause for which a payment is open; its sentence is ``PaymentRecord.reason``."""
