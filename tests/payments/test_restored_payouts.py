@@ -9,7 +9,7 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient
+from mobilemoney_async import AsyncClient, PayoutBatch, StoreError
 from mobilemoney_async.database import schema
 from tests.payments.second_world import BOTH, HOUR, World, number
 from tests.payments.test_recovery import replace
@@ -65,3 +65,59 @@ async def test_queued_payouts_wait_until_someone_resumes(world: World, sole_writ
             dispatcher.resume()
             await anyio.sleep(30)
         assert [each.phone_number for each in world.service.payments] == [number(1), number(3), number(4)]
+
+
+async def approve(client: AsyncClient, batch: PayoutBatch) -> None:
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+
+
+async def send(world: World, client: AsyncClient, status: str) -> str:
+    """Send what is queued, end the newest transaction so, let the store know, and return its id."""
+    async with client.dispatcher(per_minute=6_000, pause_after=None):
+        await anyio.sleep(3)
+    payment = world.service.payments[-1]
+    world.service.finish(payment, status)
+    await client.payments.reconcile()
+    async with client.poller(resume=True, timeout=600) as poller:
+        async for _ in poller.outcomes():
+            pass
+    return payment.id
+
+
+@BOTH
+@pytest.mark.parametrize("word", ["explain", "own key", "next key", "none"])
+async def test_a_line_whose_lost_retry_was_paid_is_not_paid_again(world: World, client: AsyncClient, word: str) -> None:
+    """Whatever someone says of that transaction, and also where one retry was cancelled, and the next one paid."""
+    rows = [{"phone_number": number(1), "amount": 1_000}]
+    first = await client.payouts.propose(rows, name="salaries", by="Asha")
+    await approve(client, first)
+    await send(world, client, "FAILED")
+    backup = back_up(world.url)
+    await anyio.sleep(HOUR)
+    await client.payouts.cancel((await client.payouts.retry(first.id, by="Asha")).id, by="Juma")
+    retry = await client.payouts.retry(first.id, by="Asha")
+    await approve(client, retry)
+    paid = await send(world, client, "SUCCESS")
+    (line,) = await client.payouts.report(retry.id)
+    await anyio.sleep(HOUR)
+    await restore(world, client, backup)
+    own = (await client.payouts.report(first.id))[0].key
+    with pytest.raises(StoreError, match=f"{first.id}-retry-1-1"):
+        await client.payments.recover({own: paid}, note="Asha: the order book")
+    if word == "explain":
+        await client.payments.explain(paid, note="Asha: the retry of line 1, paid")
+    elif word != "none":
+        key = line.key if word == "own key" else f"{first.id}-retry-1-1"
+        await client.payments.recover({key: paid}, note="Asha: the report")
+    if word != "next key":
+        with pytest.raises(StoreError, match="may have paid it"):
+            await client.payouts.retry(first.id, by="Asha")
+    if word in {"explain", "none"}:  # as the error has said
+        await client.payments.recover({f"{first.id}-retry-1-1": paid}, note="Asha: the report")
+    if word != "own key":
+        await approve(client, await client.payouts.retry(first.id, by="Asha"))
+        assert (await client.payouts.report(first.id))[0].transaction_id == paid
+    await client.payments.reconcile()
+    async with client.dispatcher():
+        await anyio.sleep(30)
+    assert len(world.service.payments) == 2

@@ -112,7 +112,10 @@ def _import(
     if is_young:
         raise _refused(f"transaction {name} may be a payment on its way: try again in a few minutes")
     if record is not None and record.transaction_id is not None:
-        raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
+        row = journal.row(key)
+        is_line = row is not None and row.batch is not None
+        retry = f"; a retry of its line has a key such as {row.batch}-retry-1-{row.line}" if row and is_line else ""
+        raise _refused(f"payment {key!r} is transaction {record.transaction_id} already{retry}")
     if record is None:
         record = _insert(journal, key, attrs.evolve(transaction, type=kind), number, now)
     adopted = assign(journal, record, transaction, note=note, now=now)

@@ -5,7 +5,8 @@ has made in its place (``next_key``). That is written in the transaction that qu
 the old payment's row, if the old payment has failed for certain and names none yet. From then on the old key is used
 up: neither a create, nor another batch with the same keys, nor another retry can use it. The transactions of the old
 payments are looked up before the proposal, and before the approval: a failed one may have turned to SUCCESS. One that
-does so later stops the new payment as it begins (`Journal.repeated`).
+does so later stops the new payment as it begins (`Journal.repeated`). A restored backup has forgotten the retries made
+since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`lost_retries`).
 
 Critical sections: the parent's row is locked while its retry is made, so that two people get one. The rows of the old
 payments are locked, in the order of their keys, while the retry is approved.
@@ -25,6 +26,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batches, payments
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
+from mobilemoney_async.payments.payouts.lost_retries import found_since
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     find_chains,
@@ -78,10 +80,13 @@ def make_retry(
         raise nothing_changed(f"batch {parent!r} was not approved: none of its lines was sent")
     lines = find_lines(journal, batch.id)
     chains = find_chains(journal, (line.key for line in lines))
+    number = journal.count(batches, batches.c.parent == batch.id) + 1
+    new = {line.key: f"{batch.id}-retry-{number}-{line.line}" for line in lines}
+    lost = found_since(journal, chains, new)
     taken, reasons = list[tuple[sa.Row[Any], str]](), list[str]()
     for line in lines:
         chain = chains.get(line.key, [])
-        why = _obstacle_now(chain, shown)
+        why = _obstacle_now(chain, shown) or lost.get(line.key)
         if why is None:
             taken.append((line, chain[-1].key))
         else:
@@ -90,8 +95,7 @@ def make_retry(
         named = [*reasons[:_MOST_NAMED], *(["and more"] if reasons[_MOST_NAMED:] else [])]
         said = f"no line of batch {parent!r} can be paid again"
         raise nothing_changed(f"{said} ({'; '.join(named)})")
-    number = journal.count(batches, batches.c.parent == batch.id) + 1
-    rows = [_row(line, f"{batch.id}-retry-{number}-{line.line}") for line, _ in taken]
+    rows = [_row(line, new[line.key]) for line, _ in taken]
     made = insert_batch(
         journal,
         rows,
@@ -146,9 +150,10 @@ def replace(
     if not replaced:
         return
     chains = find_chains(journal, replaced, lock=True)
+    lost = found_since(journal, chains, {key: line.key for key, line in replaced.items()})
     for key, line in replaced.items():
         chain = chains.get(key, [])
-        why = _obstacle_now(chain, shown)
+        why = _obstacle_now(chain, shown) or lost.get(key)
         if why is None and chain[-1].key != key:
             why = f"it was paid again under the key {chain[-1].key!r}"
         if why is not None:
