@@ -9,10 +9,11 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient, PayoutBatch, StoreError
+from mobilemoney_async import AsyncClient, DisbursementLimits, LimitExceeded, PayoutBatch, StoreError
 from mobilemoney_async.database import schema
 from tests.payments.second_world import BOTH, HOUR, World, number
 from tests.payments.test_recovery import replace
+from tests.support.second_service import ListBehaviour
 
 pytestmark = pytest.mark.anyio
 
@@ -121,3 +122,37 @@ async def test_a_line_whose_lost_retry_was_paid_is_not_paid_again(world: World, 
     async with client.dispatcher():
         await anyio.sleep(30)
     assert len(world.service.payments) == 2
+
+
+@BOTH
+@pytest.mark.parametrize("is_masked", [False, True])
+async def test_what_the_store_has_forgotten_counts_for_the_limits(world: World, is_masked: bool) -> None:
+    """Of one payment and of a batch, until it is recovered: then the payment counts, once."""
+    limits = DisbursementLimits(per_recipient_a_day=1_500, per_day=3_000)
+    async with world.client(disbursement_limits=limits) as client:
+        await client.disbursements.create(phone_number=number(1), amount=900, idempotency_key="kept")
+        backup = back_up(world.url)
+        await anyio.sleep(HOUR)
+        await client.disbursements.create(phone_number=number(2), amount=1_000, idempotency_key="lost")
+    if is_masked:
+        world.service.list = ListBehaviour(
+            spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
+        )
+    await anyio.sleep(HOUR)
+    async with world.client(disbursement_limits=limits) as client:
+        await restore(world, client, backup)
+        lost = [each.transaction_id for each in await client.payments.unclaimed() if each.is_gap]
+        assert len(lost) == 1
+        for is_known in (False, True):
+            if is_known:
+                await client.payments.recover({"lost": lost[0]}, note="Asha", phone_numbers={lost[0]: number(2)})
+            for last, amount, limit in ((2, 501, "per_recipient_a_day"), (3, 1_101, "per_day")):
+                with pytest.raises(LimitExceeded) as raised:
+                    await client.disbursements.create(phone_number=number(last), amount=amount, idempotency_key="x")
+                assert (raised.value.limit, int(raised.value.left)) == (limit, amount - 1)
+                rows = [{"phone_number": number(last), "amount": amount}]
+                batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+                with pytest.raises(LimitExceeded):
+                    await approve(client, batch)
+        await client.disbursements.create(phone_number=number(3), amount=1_100, idempotency_key="x")
+    assert len(world.service.payments) == 3

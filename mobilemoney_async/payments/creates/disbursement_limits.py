@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -17,12 +17,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
+from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import payments
+from mobilemoney_async.database.schema import payments, unmatched
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.unmatched import kept_forms
+from mobilemoney_async.payments.records.rows import digest
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, MAY_HAVE_PAID, kept_forms
 
 _LOCK = 0x6C696D73  # "lims"
 
@@ -66,6 +68,8 @@ def require_payment_within(
         Decimal(journal.execute(each.with_only_columns(_SUM)).scalar_one() or 0) if is_asked else Decimal(0)
         for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
     ]
+    for number, amount in _find_lost(journal, [request.phone_number], at):
+        spent = [spent[0] + (amount if number is not None else 0), spent[1] + amount]
     require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
 
 
@@ -83,6 +87,8 @@ def require_batch_within(
         own = _select(journal, at).where(_columns.key.in_(some))
         for row in journal.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
             spent[forms.get(row.phone_number)] -= Decimal(row.amount)
+    for number, amount in _find_lost(journal, forms.values(), at):
+        spent[number] += amount
     in_all = sum(spent.values(), Decimal(0))
     for line in new:
         # Line by line, so that the error names the first one that is too much.
@@ -90,6 +96,19 @@ def require_batch_within(
         require_within(limits, amount, to_recipient=spent[line.phone_number], in_all=in_all, what=said)
         spent[line.phone_number] += amount
         in_all += amount
+
+
+def _find_lost(journal: Journal, numbers: Collection[str], at: datetime) -> Iterator[tuple[str | None, Decimal]]:
+    """Yield the amount of each disbursement that the store has forgotten, and its number if that is one of some."""
+    table, of_number = unmatched.c, dict[str, str]()
+    is_young = table.created_at.is_(None) | (table.created_at > at - A_DAY)
+    which = (table.type == str(TransactionType.DISBURSEMENT), table.is_lost, IS_OPEN, MAY_HAVE_PAID, is_young)
+    for row in journal.rows(unmatched, *which):
+        of_number = of_number or {digest(journal.number_key(), each): each for each in numbers}
+        number = of_number.get(row.number_digest)
+        if row.number_digest is None:  # masked
+            number = next((each for each in numbers if may_be_number(row.shown_number, each)), None)
+        yield number, Decimal(row.amount)
 
 
 def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:
