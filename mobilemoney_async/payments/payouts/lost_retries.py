@@ -53,6 +53,8 @@ def found_since(
         for line in lines:
             made_at, record = line.shown.created_at, to_record(row)
             if line.is_of(record, digest(secret, row.phone_number)) and (made_at is None or made_at > start):
-                command = command_line(*arguments("payments", "recover", f"{new[key]}={line.id}"))
+                command = command_line(
+                    *arguments("payments", "recover", f"{new[key]}={line.id}"), options=("--note", "TEXT")
+                )
                 why[key] = f"transaction {line.id} may have paid it: if it did, {command}"
     return why
