@@ -10,6 +10,7 @@ import pytest
 from mobilemoney_async import (
     Acknowledgement,
     AsyncClient,
+    DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
     PaymentCause,
@@ -75,6 +76,8 @@ async def test_our_own_acknowledgement_wins_against_a_row_that_was_adopted(
     assert record.history[-1].detail == f"{own}, in place of {row}, which was taken for it"
     assert [(each.transaction_id, each.fits_key) for each in await client.payments.unclaimed()] == [(row, "k")]
     assert [each.status for each in await changes_of(client, row)] == [status]
+    another = await world.attempt(client, Order("another", kind, number(1)))
+    assert isinstance(another, DuplicateSuspected) == (kind == "disbursements")  # customers approve each prompt
 
 
 async def test_a_final_state_of_the_wrong_row_is_corrected_in_the_feed(world: World, client: AsyncClient) -> None:
