@@ -15,7 +15,10 @@ from tests.payments.second_world import BOTH, HOUR, World, number
 from tests.payments.test_recovery import replace
 from tests.support.second_service import ListBehaviour
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.costly("no quick test restores a backup that has forgotten cancellations, retries or a limit's sum"),
+]
 
 GRACE_IS_OVER = 5 * 60
 
