@@ -51,7 +51,7 @@ def resume_queue(service: Service, *, yes: bool) -> None:
     if not pause.lasts:
         say("payouts", "the queue is not paused")
         return
-    said = f"nothing is sent from the queue: {copyable(pause.reason or '')}"
+    said = f"the queue is paused: {copyable(pause.reason or '')}"
     if account is not None and account.state is not None:  # it may hide a pause that nobody has been shown
         raise Refused(said)
     say("payouts", said)
@@ -69,6 +69,9 @@ def resume_queue(service: Service, *, yes: bool) -> None:
 
     if not run_with_account("payouts", lambda store: store.decide(resume), find_store(service)):
         raise Refused("the pause has changed meanwhile, and nothing was changed: run it again")
+    if (left := _read(find_pause, service)).lasts:
+        say("payouts", f"the queue is still paused: {copyable(left.reason or '')}")
+        return
     say("payouts", f"the queue goes on: a dispatcher of your program sends {queued}")
 
 

@@ -91,7 +91,7 @@ async def require_tables(store: AccountStore) -> None:
 def queue_warnings(found: Overview) -> Iterator[str]:
     """Yield why nothing is sent from the queue, if a change of an operator's is needed."""
     if found.paused is not None:
-        yield f"nothing is sent from the queue: {copyable(found.paused)}"
+        yield f"the queue is paused: {copyable(found.paused)}"
     elif found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
 

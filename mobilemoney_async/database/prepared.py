@@ -144,9 +144,8 @@ def _prepare(statement: Any, driver: str, names: frozenset[str]) -> _Prepared:
     compiled: Any = statement.compile(dialect=dialect, column_keys=sorted(names))
     kinds = {name: bind.type.dialect_impl(dialect) for bind, name in compiled.bind_names.items()}
     writers = {name: kind.bind_processor(dialect) for name, kind in kinds.items()}
-    columns = (
-        statement.exported_columns
-    )  # what `returning` makes of a statement that was here keeps the columns of that
+    # What `returning` makes of a statement that was here keeps the columns of that one.
+    columns = statement.exported_columns
     readers = [each.type.dialect_impl(dialect).result_processor(dialect, _FLOAT) for each in columns]
     filled = [each for each in statement.table.c if each.default is not None] if statement.is_insert else []
     return _Prepared(

@@ -144,7 +144,8 @@ class Payments(PaymentBook):
         Or say that you have compared it yourself, where the service's list can never be read as a whole, and
         disbursements wait. Do so when `grace` is over, and look on the service's dashboard for what the list lacks:
         `recover` it first. What was found stays, and a payment of that time which the list shows later is forgotten
-        too. A process that remembers a lost payment compares all the same: restart it.
+        too, as far as the service's clock is right to ten minutes. A process that remembers a lost payment compares all
+        the same: restart it.
 
         A store notices that by itself where more than five minutes have passed since the backup's last write. Call this
         before the first payment, and it holds for younger backups too: disbursements then wait for `grace` seconds,

@@ -145,9 +145,7 @@ def test_what_keeps_payments_from_going_on_is_said() -> None:
         "no process sends the queued payments",
         "new payments may wait",
     ]
-    assert list(warnings(overview_of(has_dispatcher=False, paused="no float"))) == [
-        "nothing is sent from the queue: no float"
-    ]
+    assert list(warnings(overview_of(has_dispatcher=False, paused="no float"))) == ["the queue is paused: no float"]
     idle = overview_of(has_poller=False, has_dispatcher=False, pending=0, queued=0)
     assert list(warnings(idle)) == []
 
@@ -215,7 +213,7 @@ def test_lines_say_once_why_payments_do_not_go_on(capsys: pytest.CaptureFixture[
     for pending, paused in enumerate(["no float", "no float", None, "no float"]):
         view.latest = overview_of(pending=pending, paused=paused)
         show()
-        counts.append(capsys.readouterr().out.count("! nothing is sent from the queue: no float"))
+        counts.append(capsys.readouterr().out.count("! the queue is paused: no float"))
     assert counts == [1, 0, 0, 1]
 
 

@@ -66,6 +66,11 @@ async def test_queued_payouts_wait_until_someone_resumes(world: World, sole_writ
             await enqueue(client, "disbursement", "later", 4)
             await anyio.sleep(30)
             assert len(world.service.payments) == 2
+            dispatcher.pause("the till is closed")  # ends by a word of its own
+            await anyio.sleep(5)
+            dispatcher.resume()
+            await anyio.sleep(30)
+            assert len(world.service.payments) == 2
             dispatcher.resume()
             await anyio.sleep(30)
         assert [each.phone_number for each in world.service.payments] == [number(1), number(3), number(4)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -68,8 +68,8 @@ def require_payment_within(
         Decimal(journal.execute(each.with_only_columns(_SUM)).scalar_one() or 0) if is_asked else Decimal(0)
         for each, is_asked in ((own, limits.per_recipient_a_day is not None), (others, limits.per_day is not None))
     ]
-    for number, amount in _find_lost(journal, [request.phone_number], at):
-        spent = [spent[0] + (amount if number is not None else 0), spent[1] + amount]
+    for numbers, amount in _find_lost(journal, [request.phone_number], at):
+        spent = [spent[0] + (amount if numbers else 0), spent[1] + amount]
     require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
 
 
@@ -87,9 +87,11 @@ def require_batch_within(
         own = _select(journal, at).where(_columns.key.in_(some))
         for row in journal.execute(own.with_only_columns(_columns.phone_number, _columns.amount)):
             spent[forms.get(row.phone_number)] -= Decimal(row.amount)
-    for number, amount in _find_lost(journal, forms.values(), at):
-        spent[number] += amount
     in_all = sum(spent.values(), Decimal(0))
+    for numbers, amount in _find_lost(journal, set(forms.values()), at):
+        in_all += amount
+        for number in numbers:
+            spent[number] += amount
     for line in new:
         # Line by line, so that the error names the first one that is too much.
         amount, said = Decimal(line.amount), f"line {line.line} of batch {id!r}"
@@ -98,17 +100,18 @@ def require_batch_within(
         in_all += amount
 
 
-def _find_lost(journal: Journal, numbers: Collection[str], at: datetime) -> Iterator[tuple[str | None, Decimal]]:
-    """Yield the amount of each disbursement that the store has forgotten, and its number if that is one of some."""
+def _find_lost(journal: Journal, numbers: Collection[str], at: datetime) -> Iterator[tuple[Sequence[str], Decimal]]:
+    """Yield the amount of each disbursement that the store has forgotten, and which of some numbers it may be to."""
     table, of_number = unmatched.c, dict[str, str]()
     is_young = table.created_at.is_(None) | (table.created_at > at - A_DAY)
     which = (table.type == str(TransactionType.DISBURSEMENT), table.is_lost, IS_OPEN, MAY_HAVE_PAID, is_young)
     for row in journal.rows(unmatched, *which):
         of_number = of_number or {digest(journal.number_key(), each): each for each in numbers}
-        number = of_number.get(row.number_digest)
         if row.number_digest is None:  # masked
-            number = next((each for each in numbers if may_be_number(row.shown_number, each)), None)
-        yield number, Decimal(row.amount)
+            fitting = [each for each in numbers if may_be_number(row.shown_number, each)]
+        else:
+            fitting = [of_number[each] for each in (row.number_digest,) if each in of_number]
+        yield fitting, Decimal(row.amount)
 
 
 def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:

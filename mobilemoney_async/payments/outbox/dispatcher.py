@@ -97,8 +97,9 @@ class DispatcherStats(Data):
         sent: The payments that this dispatcher has sent, whatever their results.
         finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
             another process dispatches.
-        paused: The reason why nothing is sent, in any process, or None. After failures to send, and unknown results, it
-            goes on by itself; after `pause`, and many equal ends without money moving, when one resumes.
+        paused: The reason why nothing is sent, or no disbursement, in any process, or None. After failures to send, and
+            unknown results, it goes on by itself; after `pause`, many equal ends without money moving, and the word
+            that a backup was restored, when one resumes.
     """
 
     queued: int = 0
@@ -278,7 +279,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     def _take(self, pause: Pause, ends: str | None) -> None:
         """Obey the pause of the store; where the last payments have ended alike, pause, loudly."""
-        if pause.lasts and not self._pause.lasts:
+        if pause.lasts and (not self._pause.lasts or pause.of_payouts < self._pause.of_payouts):
             logger.warning("the dispatcher%s is paused: %s", self._whose, pause.reason)
         self._pause = pause
         if ends is not None:

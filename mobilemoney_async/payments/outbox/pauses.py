@@ -65,9 +65,14 @@ def find_pause(journal: Journal) -> Pause:
 
 
 def save_pause(journal: Journal, pause: Pause) -> None:
-    """Record a pause, or that there is none any more; one that ends by itself ends no other one."""
-    journal.lock_account()
-    values = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
+    """Record a pause, or that there is none any more; one that ends by itself ends no other one.
+
+    That of a restored store lasts through another one, and ends when someone resumes once more.
+    """
+    found, paused = journal.lock_account().paused or "", pause.reason and shorten(pause.reason)
+    if found.startswith(WAS_RESTORED) and (pause.lasts or found != WAS_RESTORED):
+        paused = f"{WAS_RESTORED}{paused or ''}"
+    values = {"paused": paused, "paused_until": pause.until}
     where: list[Any] = []
     if pause.resumed_at is not None:
         values["resumed_at"] = pause.resumed_at

@@ -95,8 +95,10 @@ def pause_payouts(connection: sa.Connection, account: str | None) -> None:
         run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
     is_said = sa.true() if account is None else columns.account == account
     has_queued = sa.exists().where(_columns.account == columns.account, *_QUEUED_PAYOUTS)
-    goes_on = columns.paused.is_(None) | columns.paused_until.is_not(None)
-    run(accounts.update().where(is_said, has_queued, goes_on).values(paused=WAS_RESTORED, paused_until=None))
+    lasting = sa.case((columns.paused_until.is_(None), sa.func.coalesce(columns.paused, "")), else_="")
+    is_new = ~lasting.startswith(WAS_RESTORED)
+    paused = {"paused": sa.literal(WAS_RESTORED).concat(lasting), "paused_until": None}
+    run(accounts.update().where(is_said, has_queued, is_new).values(paused))
 
 
 def queued_payouts(connection: sa.Connection, *, account: str | None = None) -> tuple[int, Decimal]:

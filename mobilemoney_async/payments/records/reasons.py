@@ -19,7 +19,10 @@ NOTHING_SHOWS: str = (
 """What an operator does there."""
 
 WAS_RESTORED: str = ":RESTORED:"
-"""What the accounts' table has as the reason of a pause that stops disbursements alone."""
+"""What the accounts' table has as the reason of a pause that stops disbursements alone.
+
+Where there is another reason, too, which stops everything, that follows it: each ends by a `resume` of its own.
+"""
 
 RESTORED: str = (
     "the store was restored from a backup: cancel again what was cancelled since, and then: "
@@ -30,7 +33,9 @@ RESTORED: str = (
 
 def reason_of_pause(paused: str | None) -> str | None:
     """Return the sentence for a reason that the accounts' table has."""
-    return RESTORED if paused == WAS_RESTORED else paused
+    if paused is None or not paused.startswith(WAS_RESTORED):
+        return paused
+    return "; ".join(filter(None, [paused.removeprefix(WAS_RESTORED), RESTORED]))
 
 
 class PaymentCause(str, enum.Enum):
