@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown, RateLimiter
+from mobilemoney_async import APIError, AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown, RateLimiter
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import Event, LimiterWaited
 from mobilemoney_async.sandbox import Choices, faults
@@ -53,7 +53,7 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(world: Worl
         await finish(client)
         await client.disbursements.create(**ORDER, idempotency_key="d")
         report = await audit(world, client)
-    assert report.is_clean and (report.transactions, report.payments) == (3, 3)
+    assert report.is_clean and (report.transactions, report.payments, report.unsettled) == (3, 3, [])
     collected = next(each for each in report.totals if each.type == "collection")
     assert (collected.count, collected.gross, collected.status) == (2, Decimal(3000), "SUCCESS")
     assert collected.fees is not None and collected.settlement_batch is not None
@@ -79,6 +79,9 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         await finish(client)
         await pay(client, 4000)
         await pay(other, 77, 1000)
+        world.sandbox.script(faults.server_error(422, processed=True), on="c2b")
+        with pytest.raises(APIError):
+            await pay(client, 7000)
         world.sandbox.script(faults.lost(processed=False), on="c2b")
         with pytest.raises(OutcomeUnknown):
             await pay(client, 5000)
@@ -103,6 +106,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
     assert ("missing", "k3000") in found
     assert hidden.endswith("of payment 'k80', but the service knows it")
     assert ("state", "k4000") in found
+    assert any("may be payment 'k7000'" in each.reason for each in report.differences)
     assert ("unresolved", "k5000") in found
     assert all(each.reason and each.advice for each in report.differences)
     assert commands["unresolved", "k5000"] == (("payments", "reconcile"),)

@@ -455,6 +455,10 @@ async def test_the_number_of_a_mere_transaction_is_erased_again(sqlite_file_url:
         await world.read(client)
         back_up(sqlite_file_url, backup)
         kept = await SQLStore(sqlite_file_url).erase(phone_number=OTHER)
+        world.service.make("collection", OTHER, "8")
+        await world.read(client)
+        again = await SQLStore(sqlite_file_url).erase(phone_number=OTHER)
+        assert again.rows == {"mobilemoney_unmatched": 1}  # what was erased before counts no more
     restored = SQLStore(backup)
     (done,) = await restored.repeat_erasures([kept])
     assert (done.digest, done.rows) == (kept.digest, {"mobilemoney_unmatched": 1})

@@ -183,6 +183,22 @@ async def test_what_another_account_holds_back_is_pruned_here(world: World, clie
         assert [keys(found) for found in left] == ["", "aa"]
 
 
+async def test_new_changes_of_another_account_keep_no_old_ones_here(world: World, client: AsyncClient) -> None:
+    """Where numbers begin later here, since the first ones are gone."""
+    for key, days in (("a", 1), ("b", -1)):
+        await enqueue(client, key)
+        await client.payments.cancel(key, note="no")
+        if key == "b":
+            assert keys([each async for each in client.payments.changes(forever=False)]) == "bb"
+            await anyio.sleep(2 * 86_400)
+            async with world.client(world.store(account="other")) as other:
+                await enqueue(other, "a")
+                assert keys([each async for each in other.payments.changes(forever=False)]) == "a"
+        until = world.utcnow() + timedelta(days=days)
+        await write(world, lambda journal, until=until: prune_changes(journal, until))
+    assert [each async for each in client.payments.changes(forever=False)] == []
+
+
 # What `done` and `failed` count for
 
 

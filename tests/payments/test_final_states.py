@@ -10,8 +10,9 @@ from mobilemoney_async import PaymentCause, SQLStore, StoreError
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
-from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
+from tests.payments.second_world import BOTH, DAY, GRACE, MINUTE, Order, World, make_world, number
 from tests.payments.tables import edit
+from tests.payments.test_sending_again import refuse_softly
 
 pytestmark = pytest.mark.anyio
 
@@ -82,8 +83,9 @@ async def test_a_final_state_that_the_list_showed_first_is_told(sqlite_file_url:
     assert [(each.before, each.status) for each in told] == [("FAILED", "SUCCESS")]
 
 
-async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url: str) -> None:
-    """By a lookup, of a payment that was identified with its first final state meanwhile."""
+@pytest.mark.parametrize("later", ["SUCCESS", "FAILED"])
+async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url: str, later: str) -> None:
+    """By a lookup, of a payment that was identified with its first final state meanwhile; the same state is no news."""
     world, events = make_world(sqlite_file_url), list[Any]()
     async with world.client(on_event=events.append) as client:
         await world.lose(client, Order("k", "collections", number(1)), made=True)
@@ -93,12 +95,13 @@ async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url:
             await anyio.sleep(MINUTE)
             payment.status = "FAILED"
             await client.payments.identify("k", payment.id, note="Asha")
-            payment.status = "SUCCESS"
-            with suppress(StoreError):
+            payment.status = later
+            with suppress(StoreError) if later == "SUCCESS" else nullcontext():
                 await poller.wait(payment.id)
-        assert [each.key for each in await client.payments.unresolved()] == ["k"]
-    told = [each for each in events if isinstance(each, FinalStateChanged)]
-    assert [(each.idempotency_key, each.before, each.status) for each in told] == [("k", "FAILED", "SUCCESS")]
+        told = [("k", "FAILED", "SUCCESS")] if later == "SUCCESS" else []
+        assert [each.key for each in await client.payments.unresolved()] == [key for key, *_ in told]
+    changes = [each for each in events if isinstance(each, FinalStateChanged)]
+    assert [(each.idempotency_key, each.before, each.status) for each in changes] == told
 
 
 @pytest.mark.slow
@@ -137,6 +140,22 @@ async def test_an_erased_number_does_not_come_back_with_another_state(sqlite_fil
     async with world.client(store=store) as client:
         await read(client)
         assert (await world.get(client, "k")).cause is PaymentCause.CHANGED
+        await client.payments.recover({"k": payment.id}, note="Asha: it was paid")
+        record = await world.get(client, "k")
+    assert record.transaction is not None
+    assert (record.status, record.transaction.phone_number) == ("SUCCESS", "erased")
+
+
+async def test_an_erased_number_does_not_come_back_with_a_late_transaction(sqlite_file_url: str) -> None:
+    """Of a payment that was refused softly, and is recovered after its number was erased."""
+    world = make_world(sqlite_file_url)
+    store = SQLStore(world.url, grace=GRACE)
+    async with world.client(store=store) as client:
+        await world.answered(client, Order("k", "collections", number(2)), refuse_softly, made=True)
+        payment = world.service.payments[-1]
+        world.service.finish(payment)
+        await anyio.sleep(40 * DAY)
+        await store.erase(phone_number=number(2))
         await client.payments.recover({"k": payment.id}, note="Asha: it was paid")
         record = await world.get(client, "k")
     assert record.transaction is not None

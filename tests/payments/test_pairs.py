@@ -265,13 +265,16 @@ async def test_a_suspended_account_queues_nothing_in_a_transaction_that_goes_on(
     store = platform.store()
     async with platform.merchants() as merchants:
         client = await merchants.client("shop-1")
-        await client.payments.unresolved()
+        order: dict[str, Any] = {"type": "disbursement", "phone_number": PAYS, "amount": 500}
+        await client.payments.enqueue(**order, idempotency_key="tried")
+        await client.payments.cancel("tried", note="later", reusable=True)
         await merchants.suspend("shop-1", note="papers are late")
         engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
-        with engine.begin() as connection, suppress(AccountSuspended):
-            store.enqueue(connection, type="disbursement", phone_number=PAYS, amount=500, idempotency_key="order-1")
+        for key in ("order-1", "tried"):
+            with engine.begin() as connection, pytest.raises(AccountSuspended):
+                store.enqueue(connection, **order, idempotency_key=key)
         engine.dispose()
-        assert await client.payments.list() == []
+        assert [(each.key, each.state) for each in await client.payments.list()] == [("tried", PaymentState.NOT_SENT)]
 
 
 @pytest.mark.parametrize("is_said_of_all", [True, False])

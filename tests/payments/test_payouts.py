@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import pytest
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from mobilemoney_async import (
     AsyncClient,
     ConnectionFailed,
+    Fees,
     IdempotencyConflict,
     InvalidRequest,
     OutcomeUnknown,
@@ -27,6 +29,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.cli.views.payouts import batch_columns, facts_of
 from mobilemoney_async.database import schema
+from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.payouts.batch import PayoutLine
 from mobilemoney_async.payments.payouts.rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
@@ -62,6 +65,11 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
         async for _ in poller.outcomes():
             pass
     assert dict((await client.payouts.get(batch.id)).states) == {"SUCCESS": 2}
+    (paid,) = [each.transaction for each in await client.payments.list() if each.amount == 50_000]
+    assert paid is not None
+    fees = Fees(merchant_fee=Decimal(7), customer_fee=Decimal(2), total_fee=Decimal(9))
+    own = schema.payments.update().where(schema.payments.c.transaction_id == paid.id)
+    edit(world.url, own.values(transaction=dump(attrs.evolve(paid, fees=fees))))
     lines = await client.payouts.report(batch.id)
     assert [(line.line, line.state, dict(line.info)) for line in lines] == [
         (2, "SUCCESS", {"employee": "E1"}),
@@ -70,7 +78,7 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
     assert isinstance(lines[0], PayoutLine) and PHONE_NUMBER not in repr(lines)
     header, first, _ = (await client.payouts.report(batch.id, "csv")).splitlines()
     assert header == "line,key,phone_number,amount,state,transaction_id,fee,reason,warning,employee"
-    assert first.startswith(f"2,{lines[0].key},+255681234501,50000,SUCCESS,{lines[0].transaction_id},")
+    assert first.startswith(f"2,{lines[0].key},+255681234501,50000,SUCCESS,{lines[0].transaction_id},9,")
     assert [row["employee"] for row in json.loads(await client.payouts.report(batch.id, "json"))] == ["E1", "E2"]
     assert [each.id for each in await client.payouts.list()] == [batch.id]
     assert world.sent == 2
