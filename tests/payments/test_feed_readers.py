@@ -6,6 +6,7 @@ import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -195,8 +196,23 @@ async def test_new_changes_of_another_account_keep_no_old_ones_here(world: World
                 await enqueue(other, "a")
                 assert keys([each async for each in other.payments.changes(forever=False)]) == "a"
         until = world.utcnow() + timedelta(days=days)
-        await write(world, lambda journal, until=until: prune_changes(journal, until))
+        await write(world, partial(prune_changes, until=until))
     assert [each async for each in client.payments.changes(forever=False)] == []
+
+
+async def test_a_page_of_nothing_but_held_back_changes_is_not_the_last_one(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that ends where there is no more goes on behind it."""
+    monkeypatch.setattr("mobilemoney_async.payments.feed.feed._PAGE", 1)
+    await enqueue(client, "a")
+    await client.payments.cancel("a", note="no")
+    await enqueue(client, "b")
+    found = list[PaymentChange]()
+    async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+        found.append(change)
+        await change.failed("away")
+    assert keys(found) == "ab"
 
 
 # What `done` and `failed` count for
