@@ -89,3 +89,29 @@ async def test_a_late_answer_leaves_the_next_attempt_alone(
         assert (await read(third)).state == "ACKNOWLEDGED"
         group.cancel_scope.cancel()
     assert world.sent == 2
+
+
+async def test_an_attempt_that_is_lost_after_its_key_was_released_leaves_it_released(sqlite_file_url: str) -> None:
+    """A person has decided, and nothing is known that they did not know; the history says so."""
+    world, begun, may_end = make_world(sqlite_file_url), anyio.Event(), anyio.Event()
+
+    async def hold(request: httpx.Request) -> None:
+        if request.method == "POST":
+            begun.set()
+            await may_end.wait()
+
+    world.line.before = hold
+    world.sandbox.script(faults.html_page(502, processed=True), on="c2b")
+    async with (
+        world.client(timeout=60.0) as first,
+        world.client(world.store(grace=0)) as second,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(create, first)
+        await begun.wait()
+        await second.payments.reconcile(stale_after=0)
+        await second.payments.confirm_absent("k", note="looked, and found none")
+        may_end.set()
+        await anyio.sleep(3)
+        record = await read(second)
+    assert (record.state, record.history[-1].what) == ("RELEASED", "contradiction")
