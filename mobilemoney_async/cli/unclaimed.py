@@ -278,10 +278,10 @@ def restored(
     run_with_service(lambda client: client.payments.restored(note=note, compared=compared), service)
     settings = service.settings()
     others_pay = settings.store_options.get("sole_writer") is False  # as the warning has said
-    if compared and not others_pay:
-        said = f"The comparison of account {settings.account!r} is over. What it has found stays: see"
-        print(output.visible(copyable(f"{said} mobilemoney payments unclaimed")))
     if compared:
+        said = f"The comparison of account {settings.account!r} is over. What it has found stays: see"
+        if not others_pay:
+            print(output.visible(copyable(f"{said} mobilemoney payments unclaimed")))
         return
     if not others_pay:
         said = f"Account {settings.account!r} is compared with the service before its next payment."

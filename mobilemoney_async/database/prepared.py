@@ -80,7 +80,7 @@ class _Prepared:
 def run(connection: sa.Connection, statement: Any, parameters: Mapping[str, Any]) -> Any:
     """Execute a statement, and return its first row, with its columns as attributes; None if there is none."""
     transaction = _transaction(connection)
-    if transaction is None:  # the merchant's own
+    if transaction is None:  # the merchant's own, or a mere look
         result = connection.execute(statement, parameters)
         found = result.mappings().first() if result.returns_rows else None
         return None if found is None else SimpleNamespace(**found)
@@ -110,7 +110,10 @@ def run_pending(connection: sa.Connection) -> None:
 
 @contextmanager
 def collect_pending(connection: sa.Connection) -> Generator[None]:
-    """Let a connection's only transaction leave statements for later, which are executed at the end of the block."""
+    """Let the statements of `run` go past SQLAlchemy in a connection's only transaction, unless somebody listens there.
+
+    Those that it leaves for later are executed at the end of the block.
+    """
     is_heard = connection.dispatch.before_cursor_execute or connection.dispatch.after_cursor_execute
     is_direct = hasattr(connection, _HANDLE) and not is_heard
     cursor = connection.connection.cursor() if is_direct else None

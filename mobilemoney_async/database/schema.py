@@ -369,26 +369,19 @@ def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str],
     """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
     found = run(connection, _locked(table), key)
     if found is None:
-        found = run(connection, _made(table, connection.dialect.name), {**key, **new})
+        found = run(connection, insert_missing(table, connection.dialect.name, *table.c), {**key, **new})
     return found or run(connection, _locked(table), key)  # two processes were here at once
 
 
 @functools.cache
-def insert_missing(table: sa.Table, dialect: str) -> Any:
-    """Return the statement that inserts a row, and gives its primary key, unless a unique index forbids it."""
-    return build_insert(table, dialect, *table.primary_key)
+def insert_missing(table: sa.Table, dialect: str, *columns: Any) -> Any:
+    """Return the statement that inserts a row, and gives some columns, unless a unique index forbids it.
 
-
-def build_insert(table: sa.Table, dialect: str, *columns: Any) -> Any:
-    """Build a statement that inserts a row, and gives some columns, unless a unique index forbids it."""
+    Without columns it gives the primary key.
+    """
     # Both databases know this clause, SQLAlchemy only as two.
     insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
-    return insert.on_conflict_do_nothing().returning(*columns)
-
-
-@functools.cache
-def _made(table: sa.Table, dialect: str) -> Any:
-    return build_insert(table, dialect, *table.c)
+    return insert.on_conflict_do_nothing().returning(*(columns or table.primary_key))
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from mobilemoney_async.database import engine, prepared
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
 from mobilemoney_async.database.prepared import run_later
-from mobilemoney_async.database.schema import UTCDateTime, accounts, build_insert, insert_missing, leases, payments
+from mobilemoney_async.database.schema import UTCDateTime, accounts, insert_missing, leases, payments
 from mobilemoney_async.database.url import GROUP_THREADS, THREADS
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
@@ -253,7 +253,7 @@ async def test_a_row_is_the_same_past_sqlalchemy(database: Database, table: sa.T
     by_key = sa.select(table).where(table.c.account == sa.bindparam("of"))
 
     def write(connection: sa.Connection) -> list[Any]:
-        made = prepared.run(connection, build_insert(table, database.dialect, *table.c), given)
+        made = prepared.run(connection, insert_missing(table, database.dialect, *table.c), given)
         assert prepared.run(connection, insert_missing(table, database.dialect), given) is None
         found = prepared.run(connection, by_key, {"of": given["account"]})
         return [vars(made), vars(found), dict(connection.execute(by_key, {"of": given["account"]}).mappings().one())]

@@ -30,7 +30,7 @@ from mobilemoney_async.configuration.disbursement_limits import DisbursementLimi
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import FOUND_VERSION, build_insert, payments, require_known
+from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -313,7 +313,7 @@ class Beginning:
         """Make a row, or return False if a unique index forbids it."""
         new = {"attempt": 1, "created_at": columns["sent_at"]}
         values = {**request_columns(journal.account, self.request), **new, **columns, **checks}
-        found = run(journal.connection, _insertion(journal.dialect), values)
+        found = run(journal.connection, insert_missing(payments, journal.dialect, *_FOUND), values)
         if found is not None:
             self._require_allowed(journal, found, checks)
         return found is not None
@@ -352,9 +352,3 @@ class Beginning:
         if found.turned is not None and (turned := journal.find(found.turned)) is not None:
             raise duplicate_suspected(turned)
         self.guard.require_unsuspected(journal, self.request, found.suspect, checks)
-
-
-@functools.cache
-def _insertion(dialect: str) -> Any:
-    """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return build_insert(payments, dialect, *_FOUND)

@@ -22,9 +22,9 @@ from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
-    build_insert,
     changes,
     history,
+    insert_missing,
     payments,
     require_known,
 )
@@ -59,6 +59,7 @@ from mobilemoney_async.values import HiddenText, refuse, require_integer, requir
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
 _columns = payments.c
+_MADE = (*_columns, FOUND_VERSION.label("version"), STATE)
 _FIRST_ENTRY, _FIRST_CHANGE = history.insert().inline(), changes.insert().inline()
 
 Queued = tuple[PaymentRecord, str | None]
@@ -141,7 +142,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         StoreError: Another release has changed the tables since this process began.
     """
     row = {**_row(journal.account, request, options, at), "of_account": journal.account}
-    made = run(journal.connection, _insertion(journal.dialect), row)
+    made = run(journal.connection, insert_missing(payments, journal.dialect, *_MADE), row)
     if made is not None:
         try:
             require_known(made.version)
@@ -162,12 +163,6 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     # Whatever asks for it again, a payment stays the one that a retry has made in place of another.
     again = attrs.asdict(options, filter=lambda field, _: field.name != "previous_key")
     return to_record(journal.update(record.key, {"phone_number": request.phone_number, **again}))
-
-
-@functools.cache
-def _insertion(dialect: str) -> Any:
-    """Return the statement that makes a row, and gives it and the version of the tables, unless its key was used."""
-    return build_insert(payments, dialect, *_columns, FOUND_VERSION.label("version"), STATE)
 
 
 def _require_active(journal: Journal) -> None:
