@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import run_virtual
 from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio, write
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -35,6 +37,12 @@ async def feed(client: AsyncClient) -> AsyncIterator[Any]:
         yield changes
 
 
+def join_since(before: set[threading.Thread]) -> None:
+    """Let new threads end: one of anyio knows its event loop until then, which may come late on a busy machine."""
+    for each in {*threading.enumerate()} - before:
+        each.join(PATIENCE)
+
+
 def test_a_reader_that_has_waited_keeps_no_event_loop(sqlite_file_url: str) -> None:
     """So a program may run many of them on one store, one after the other."""
     store, loops = SQLStore(sqlite_file_url), weakref.WeakSet[asyncio.AbstractEventLoop]()
@@ -45,8 +53,10 @@ def test_a_reader_that_has_waited_keeps_no_event_loop(sqlite_file_url: str) -> N
             with anyio.move_on_after(2):
                 await anext(client.payments.changes())
 
+    before = {*threading.enumerate()}
     for _ in range(2):
         run_virtual(read)
+    join_since(before)
     gc.collect()
     assert not loops
     store.close()
