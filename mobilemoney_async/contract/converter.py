@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
@@ -134,13 +135,15 @@ def _read_encodable(value: str, cl: Any) -> Any:
     return cl(value)
 
 
-def _side_field(cl: Any, field: attrs.Attribute[Any], read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _side_field(
+    cl: Any, field: attrs.Attribute[Any], kind: Any, read: Callable[[Any, Any], Any]
+) -> Callable[[Any, Any], Any]:
     """Return a hook that reads a side field, and takes a value that cannot be read for one that is not there."""
     side: SideFields = ANSWERS[cl]
     otherwise = side.otherwise.get(field.name, field.default)
     may_be_null = otherwise is None and field.name not in side.shown
 
-    def structure(value: Any, kind: Any) -> Any:
+    def structure(value: Any, _: Any) -> Any:
         if value is None and may_be_null:
             return None
         if value is not None and not (isinstance(value, str) and _is_empty(value)):
@@ -319,10 +322,12 @@ def _make_writer(*, mask: bool) -> DataConverter:
 
 def _answer_hook(cl: Any, field: attrs.Attribute[Any], converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     """Return the hook that reads one field of an answer."""
-    is_identifier = field.name in _IDENTIFIERS and field.type in {str, str | None}
-    read: Any = _read_identifier if is_identifier else converter.get_structure_hook(field.type)
     is_core = field.default is attrs.NOTHING and field.name not in ANSWERS[cl].otherwise
-    return read if is_core else _side_field(cl, field, read)
+    # A side field's hook takes null itself: cattrs would look for the hook of `X` in each value of `X | None`.
+    kind = field.type if is_core or not isinstance(field.type, UnionType) else get_args(field.type)[0]
+    is_identifier = field.name in _IDENTIFIERS and kind is str
+    read: Any = _read_identifier if is_identifier else converter.get_structure_hook(kind)
+    return read if is_core else _side_field(cl, field, kind, read)
 
 
 def _add_readers(made: DataConverter, *, is_answer: bool) -> DataConverter:
