@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -20,6 +19,8 @@ def callers_code() -> Iterator[None]:
     asyncio raises its `CancelledError` for that, too, and anyio would end the whole task group in silence. Here it
     becomes an `Exception`: the `CancelledError` of `concurrent.futures`. A cancellation of this task passes.
     """
+    import asyncio  # a program of trio's need not load it
+
     try:
         yield
     except asyncio.CancelledError as exc:

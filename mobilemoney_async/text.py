@@ -57,7 +57,7 @@ def redact(text: str, limit: int = 200) -> str:
 
 def shown_text(text: str) -> str:
     """Return a text of the service for people: a code in capitals as it is, any other redacted."""
-    return text if re.fullmatch(r"[A-Z][A-Z_]*", text) else redact(text)
+    return text if re.fullmatch(r"[A-Z_]*", text) else redact(text)
 
 
 def text_repr(text: str | None) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import anyio.abc
 import attrs
 from anyio.lowlevel import current_token
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -97,17 +99,18 @@ class Leader(Generic[W]):
 V = TypeVar("V")
 
 
-def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+def _asyncio_loop() -> AbstractEventLoop | None:
     """Return asyncio's running event loop, or None. What anyio asks for it takes is felt in a create.
 
     Inside trio too, which may run inside such a loop, as in a notebook: it says so to sniffio, which it imports.
     """
-    sniffio = sys.modules.get("sniffio")
-    if sniffio is None or sniffio.thread_local.name != "trio":
+    sniffio, asyncio = sys.modules.get("sniffio"), sys.modules.get("asyncio")
+    if asyncio is not None and (sniffio is None or sniffio.thread_local.name != "trio"):
         try:  # `suppress` costs as much again
-            return asyncio.get_running_loop()
+            loop: AbstractEventLoop = asyncio.get_running_loop()
         except RuntimeError:  # none runs here
             return None
+        return loop
     return None
 
 
@@ -120,6 +123,12 @@ def loop_time() -> float:
     """Return the time of the running event loop."""
     loop = _asyncio_loop()
     return anyio.current_time() if loop is None else loop.time()
+
+
+def loop_and_time() -> tuple[object, float]:
+    """Return the running event loop, as `running_loop` does, and its time."""
+    loop = _asyncio_loop()
+    return (current_token().native_token, anyio.current_time()) if loop is None else (loop, loop.time())
 
 
 class PerLoop(Generic[V]):

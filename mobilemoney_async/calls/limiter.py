@@ -27,7 +27,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.values import refuse, require_integer, require_seconds
-from mobilemoney_async.waiting import loop_time, running_loop
+from mobilemoney_async.waiting import loop_and_time, running_loop
 
 if TYPE_CHECKING:
     from anyio.abc import AsyncBackend
@@ -195,7 +195,7 @@ class LaneQueue:
 
     def now(self) -> float:
         """Return the time, on the clock of the first event loop: each run of trio has a clock of its own."""
-        loop, now = running_loop(), loop_time()
+        loop, now = loop_and_time()
         known, ahead = self._clock
         if loop is not known:
             self._backend = anyio.lowlevel.current_token().backend_class
