@@ -16,12 +16,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import httpx
 
 from mobilemoney_async.calls.bodies import read_body
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
-from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
+from mobilemoney_async.calls.transport_pool import below, check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
@@ -36,12 +37,14 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT = 5.0
 # Libraries with a parser that keeps the bytes after an answer.
 _PARSED = frozenset({"httpcore", "httpcore2"})
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # whose length is said even where there is nothing
 
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
 """Type of `AsyncClient`'s argument ``transport``."""
 HTTPClient: TypeAlias = httpx.AsyncClient
 """Type of `AsyncClient`'s argument ``http_client``; httpx2's client has the same interface."""
 
+_ssl_objects: WeakKeyDictionary[object, Any] = WeakKeyDictionary()  # or None, by connection
 _in_our_call: ContextVar[bool] = ContextVar("mobilemoney_async_in_our_call", default=False)
 
 
@@ -121,7 +124,7 @@ class _TransportSender:
         self._transport = transport
         self._owned = transport is None
         self._base_url = base_url
-        self._host = httpx.URL(base_url).netloc.decode("ascii")
+        self._base = httpx.URL(base_url)
         self._aiohttp = aiohttp
         self._loop: object = None
         self._flights: dict[int, int] = {}  # under way, by the transport's `id`
@@ -174,13 +177,15 @@ class _TransportSender:
         extensions: dict[str, Any] = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
         if flight.checks:
             extensions["trace"] = flight.trace
-        if content is None and self._owned:
-            return httpx.Request(method, url, headers=headers, extensions=extensions)
-        if self._owned and content is not None:
+        if self._owned:
             # With a stream, httpx leaves the headers that frame the request to us.
-            headers = {"Host": self._host, **headers, "Content-Length": str(len(content))}
-            place, body = _parse(httpx, url), _Body(content, flight)
-            return httpx.Request(method, place, headers=headers, stream=body, extensions=extensions)
+            headers = {"Host": self._base.netloc.decode("ascii"), **headers}
+            if content is not None or method in _WITH_LENGTH:
+                headers["Content-Length"] = str(len(content or b""))
+            body = httpx.ByteStream(b"") if content is None else _Body(content, flight)
+            made = httpx.Request(method, self._base, headers=headers, stream=body, extensions=extensions)
+            made.url = below(self._base, url, url.removeprefix(self._base_url))
+            return made
         # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
         made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
         place = url if content is None else _parse(made_by, url)
@@ -404,7 +409,9 @@ def _holds_more(response: httpx.Response) -> bool:
         return False
     network: Any = response.extensions.get("network_stream")
     with suppress(Exception):  # no TLS, or, as it should be, nothing to read
-        network.get_extra_info("ssl_object").read(1)
+        if network not in _ssl_objects:  # anyio asks the socket for much more, whatever it is asked for
+            _ssl_objects[network] = network.get_extra_info("ssl_object")
+        _ssl_objects[network].read(1)
         return True
     stream: Any = response.stream
     for _ in range(4):  # one around the other, the last of them httpcore's; there is no public way to its parser

@@ -1,4 +1,4 @@
-"""Connection pools of our own: base URL, certificates, proxy, and httpx-aiohttp's pool.
+"""Connection pools of our own: base URL and what is below it, certificates, proxy, and httpx-aiohttp's pool.
 
 Beside `calls.transport` the only module that imports httpx, and the only one that imports aiohttp.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 import ssl
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
+# Path and query in which httpx would quote nothing, and resolve no dots.
+_PLAIN_TARGET = re.compile(r"(?:/[\w\-~%][\w\-~%.]*)+(?:\?[\w\-~%.=&]*)?", re.ASCII)
 
 
 def check_base_url(base_url: object) -> str:
@@ -57,6 +60,28 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class _PlainURL(httpx.URL):
+    """URL below a base URL that httpx would leave as it is: parsing it takes longer than the rest of a request."""
+
+    def __init__(self, base: httpx.URL, raw_path: bytes, text: str) -> None:
+        super().__init__(base)
+        self._raw_path, self._text = raw_path, text
+
+    @property
+    def raw_path(self) -> bytes:
+        return self._raw_path
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def below(base: httpx.URL, url: str, target: str) -> httpx.URL:
+    """Return a URL that consists of a base URL and a quoted target."""
+    if not _PLAIN_TARGET.fullmatch(target):
+        return httpx.URL(url)
+    return _PlainURL(base, base.raw_path.rstrip(b"/") + target.encode("ascii"), url)
 
 
 @functools.cache

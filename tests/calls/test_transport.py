@@ -313,6 +313,25 @@ async def test_a_transport_may_read_the_body_as_it_likes(way: str) -> None:
     assert set(bodies) == {b'{"phone_number":"+255780000789","amount":"1000"}'}
 
 
+@given(
+    base=st.sampled_from(
+        ["https://pay.example/v1", "https://PAY.example", "https://x:443/a/../b", "http://[::1]:80/v1/"]
+    ),
+    target=st.text("/ab.%2F-~_?=&+é ", max_size=12).map("/{}".format),
+)
+def test_a_url_below_the_base_url_is_that_of_httpx(base: str, target: str) -> None:
+    """Whether it is parsed or not: for the pool, and as the text that aiohttp takes."""
+    base = base.rstrip("/")
+    made, url = transport_pool.below(httpx.URL(base), base + target, target), httpx.URL(base + target)
+    assert httpx.URL(str(made)) == url
+    assert (made.raw_scheme, made.raw_host, made.port, made.raw_path) == (
+        url.raw_scheme,
+        url.raw_host,
+        url.port,
+        url.raw_path,
+    )
+
+
 async def test_an_answer_that_cannot_be_closed_either_tells_of_the_first_error() -> None:
     class Body(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
