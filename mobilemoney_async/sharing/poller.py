@@ -364,7 +364,7 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
     """Return the final states of some payments that the store has."""
     found: dict[str, StatusUpdate] = {}
     table = payments.c
-    seen = sa.select(table.transaction).where(table.account == journal.account, table.transaction.is_not(None))
+    seen = sa.select(table.transaction).where(table.transaction.is_not(None))
     for row in select_among(journal, seen, table.transaction_id, transaction_ids):
         # An unreadable record of payments is passed over: the service can show its state again.
         with suppress(StoreError):

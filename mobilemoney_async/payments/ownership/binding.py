@@ -62,7 +62,6 @@ NEWEST: sa.Select[Any] = (
     sa.select(payments.c.sent_at).where(_here, payments.c.sent_at.is_not(None)).order_by(payments.c.sent_at.desc())
 )
 """Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
-_OLDEST_QUEUED = sa.select(payments.c.created_at).where(_here, IS_QUEUED).order_by(payments.c.created_at).limit(1)
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
 _until = sa.select(lives.c.until).where(lives.c.account == sa.bindparam("of_account")).order_by(lives.c.began_at.desc())
@@ -146,8 +145,8 @@ class Binding:
         row = vars(run(journal.connection, statement, values))
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["first_record_at"] is None:
-            queued = journal.execute(_OLDEST_QUEUED, {"of_account": journal.account})
-            row["queued_since"] = queued.scalar_one_or_none()
+            queued = journal.records(IS_QUEUED, order_by=[payments.c.created_at], limit=1)
+            row["queued_since"] = queued[0].created_at if queued else None
         if row["newest"] is not None:
             self._store.note_newest(row["newest"])
         facts = AccountFacts(

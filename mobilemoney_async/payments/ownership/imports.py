@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import attrs
-import sqlalchemy as sa
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -142,9 +141,8 @@ def _own_skew(journal: Journal, now: datetime) -> Skew | None:
     """Return how far the service's clock is ahead, as the latest own payments with a final state show it."""
     columns = payments.c
     recent = columns.sent_at.between(shift(now, -_WEEK), now), columns.transaction.is_not(None)
-    latest = sa.select(payments).where(columns.account == journal.account, *recent, *comparable(columns))
-    found = journal.execute(latest.order_by(columns.sent_at.desc()).limit(_WITNESSES))
-    return estimate_skew(own_samples((each, each.transaction) for each in map(to_record, found)))
+    latest = journal.records(*recent, *comparable(columns), order_by=[columns.sent_at.desc()], limit=_WITNESSES)
+    return estimate_skew(own_samples((each, each.transaction) for each in latest))
 
 
 def assign(

@@ -56,7 +56,7 @@ def go_on(journal: Journal, now: datetime) -> None:
 def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:
     """Write that a life has begun, and forget those that ended a month ago, or that a wrong clock has written."""
     is_known = lives.c.until.between(now - _KEPT, now + CONTACT)
-    journal.execute(lives.delete().where(lives.c.account == journal.account, ~is_known))
+    journal.delete_rows(lives, ~is_known)
     journal.insert(lives, began_at=began_at, until=now)
 
 
@@ -128,8 +128,7 @@ def newest_known(journal: Journal, facts: AccountFacts, until: datetime) -> date
 
 def find_lives(journal: Journal, settled: timedelta) -> Lives:
     """Return the lives of an account; `settled` as of `Lives`."""
-    rows = journal.execute(sa.select(lives.c.began_at, lives.c.until).where(lives.c.account == journal.account))
-    return Lives(spans=[Span(row.began_at, row.until) for row in rows], settled=settled)
+    return Lives(spans=[Span(row.began_at, row.until) for row in journal.rows(lives)], settled=settled)
 
 
 def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
@@ -169,12 +168,11 @@ def read_row_facts(
 ) -> RowFacts:
     """Return the store's facts about rows and the payments that own some of them; `settled` as of `Lives`."""
     ids = [row.id for row in rows]
-    lost = journal.execute(sa.select(lost_times).where(lost_times.c.account == journal.account))
     return RowFacts(
         owned=owned,
         explained=explained(journal, [each for each in ids if each not in owned]),
         lost=lost_ids(journal, ids),
-        lost_times=[Span(each.start, each.end, each.went_backwards) for each in lost],
+        lost_times=[Span(each.start, each.end, each.went_backwards) for each in journal.rows(lost_times)],
         lives=find_lives(journal, settled),
         merchant_id=merchant_of(journal, rows, owned),
     )

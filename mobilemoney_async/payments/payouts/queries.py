@@ -160,7 +160,7 @@ def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) ->
 
 def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> Iterator[sa.Row[Any]]:
     """Yield the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
-    statement = sa.select(payments).where(payments.c.account == journal.account).order_by(payments.c.key)
+    statement = sa.select(payments).order_by(payments.c.key)
     return select_among(journal, statement.with_for_update() if lock else statement, payments.c.key, sorted(keys))
 
 

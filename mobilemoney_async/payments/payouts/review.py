@@ -111,7 +111,7 @@ def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int
     columns = payments.c
     forms = kept_forms(journal, {each.phone_number for each in lines})
     was_paid = (columns.type == str(TransactionType.DISBURSEMENT), columns.status == str(TransactionStatus.SUCCESS))
-    statement = sa.select(columns.phone_number).where(columns.account == journal.account, *was_paid).distinct()
+    statement = sa.select(columns.phone_number).where(*was_paid).distinct()
     paid = {forms[row.phone_number] for row in select_among(journal, statement, columns.phone_number, forms)}
     return tuple(each.line for each in lines if each.phone_number not in paid)
 
@@ -223,7 +223,7 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
         ~has_failed | columns.status.is_(None),
         ~was_refused | columns.is_certain.is_(None),
     )
-    statement = sa.select(*names).where(columns.account == journal.account, *made).order_by(columns.created_at)
+    statement = sa.select(*names).where(*made).order_by(columns.created_at)
     rows = select_among(journal, statement, columns.phone_number, sorted(forms))
     return {(forms[row.phone_number], row.amount): row for row in rows}
 

@@ -52,8 +52,7 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
 def change_state(journal: Journal, state: AccountState, note: str | None, at: datetime, *, by_machine: bool) -> bool:
     """Change the state of an account, and return whether it was another one; a machine changes no one's decision."""
     account, value = journal.account, None if state is AccountState.ACTIVE else str(state)
-    was_erased = sa.select(erasures.c.at).where(erasures.c.account == account, erasures.c.digest == WHOLE_ACCOUNT)
-    if state is not AccountState.REMOVED and journal.execute(was_erased).first() is not None:
+    if state is not AccountState.REMOVED and journal.rows(erasures, erasures.c.digest == WHOLE_ACCOUNT):
         # Processes that knew its secret key may compare with that still.
         raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
     before = journal.lock_account().state

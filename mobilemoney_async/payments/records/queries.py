@@ -17,7 +17,6 @@ from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
     IS_CONTRADICTED,
     IS_QUEUED,
-    accounts,
     find_version,
     history,
     logins,
@@ -59,9 +58,9 @@ def chunks(things: Iterable[T], size: int = _IDS_AT_ONCE) -> Iterator[list[T]]:
 
 
 def select_among(journal: Journal, statement: sa.Select[Any], column: Any, names: Iterable[Any]) -> Iterator[Any]:
-    """Yield the rows of a statement in which a column has one of some values, however many those are."""
+    """Yield the account's rows of a statement in which a column has one of some values, however many those are."""
     for some in chunks(names):
-        yield from journal.execute(statement.where(column.in_(some)))
+        yield from journal.execute(statement.where(column.table.c.account == journal.account, column.in_(some)))
 
 
 def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
@@ -69,12 +68,9 @@ def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
     row = journal.row(key)
     if row is None:
         return None
-    entries = journal.execute(
-        sa.select(history.c.at, history.c.what, history.c.source, history.c.detail)
-        .where(history.c.account == row.account, history.c.key == row.key)
-        .order_by(history.c.number)
-    )
-    return attrs.evolve(to_record(row), history=tuple(HistoryEntry(**entry) for entry in entries.mappings()))
+    entries = journal.rows(history, history.c.key == key, order_by=[history.c.number])
+    told = (HistoryEntry(at=each.at, what=each.what, source=each.source, detail=each.detail) for each in entries)
+    return attrs.evolve(to_record(row), history=tuple(told))
 
 
 def pending_ids(journal: Journal) -> list[str]:
@@ -89,8 +85,7 @@ def pending_ids(journal: Journal) -> list[str]:
 
 def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
     """Return the payments that own these transactions, by transaction id. A text that is no id has no owner."""
-    statement = sa.select(payments).where(_columns.account == journal.account)
-    rows = select_among(journal, statement, _columns.transaction_id, filter(is_id, transaction_ids))
+    rows = select_among(journal, sa.select(payments), _columns.transaction_id, filter(is_id, transaction_ids))
     return {row.transaction_id: to_record(row) for row in rows}
 
 
@@ -111,17 +106,15 @@ def owners_of_rows(journal: Journal, rows: Sequence[Transaction]) -> Mapping[str
 
 def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
     """Return the payments of some keys, oldest first."""
-    statement = sa.select(payments).where(_columns.account == journal.account)
-    found = map(to_record, select_among(journal, statement, _columns.key, keys))
+    found = map(to_record, select_among(journal, sa.select(payments), _columns.key, keys))
     return sorted(found, key=lambda record: (record.created_at, record.key))
 
 
 def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:
     """Return the account's merchant at the service, if it is known or shown by a row of an acknowledged payment."""
-    statement = sa.select(accounts.c.merchant_id).where(accounts.c.account == journal.account)
-    bound = journal.execute(statement).scalar_one_or_none()
+    account = journal.find_account()
     own = (row.merchant_id for row in rows if row.id in owned and not owned[row.id].is_adopted)
-    return bound or next(filter(None, own), None)
+    return (account and account.merchant_id) or next(filter(None, own), None)
 
 
 def select(

@@ -106,8 +106,7 @@ class Line:
 def kept_forms(journal: Journal, numbers: Iterable[str]) -> dict[str, str]:
     """Return the number for each form in which records may keep it: as it is, and erased if some of the account are."""
     found = {number: number for number in numbers}
-    some = sa.select(erasures.c.at).where(erasures.c.account == journal.account).limit(1)
-    if journal.execute(some).first() is not None:
+    if journal.rows(erasures, limit=1):
         key = journal.number_key()
         found |= {f"{ERASED}{digest(key, number)}": number for number in list(found)}
     return found
@@ -156,8 +155,7 @@ def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
 
 def lines_of(journal: Journal, transaction_ids: Iterable[str]) -> dict[str, Line]:
     """Return the lines of some transactions, by their ids."""
-    statement = LINES.where(_columns.account == journal.account)
-    rows = select_among(journal, statement, _columns.transaction_id, transaction_ids)
+    rows = select_among(journal, LINES, _columns.transaction_id, transaction_ids)
     return {row.transaction_id: to_line(row) for row in rows}
 
 
@@ -172,8 +170,8 @@ def lost_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]
 
 
 def _named(journal: Journal, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]) -> frozenset[str]:
-    statement = sa.select(_columns.transaction_id).where(_columns.account == journal.account, which)
-    rows = select_among(journal, statement, _columns.transaction_id, transaction_ids)
+    named = sa.select(_columns.transaction_id).where(which)
+    rows = select_among(journal, named, _columns.transaction_id, transaction_ids)
     return frozenset(row.transaction_id for row in rows)
 
 
@@ -198,8 +196,8 @@ def thin(journal: Journal, now: datetime) -> None:
 
     And the digest: by that an erasure of the number finds the word.
     """
-    here, is_old = _columns.account == journal.account, _columns.changed_at < now - _KEPT
-    journal.execute(unmatched.delete().where(here, is_old, _columns.explained_at.is_(None), IS_OWNED))
+    is_old = _columns.changed_at < now - _KEPT
+    journal.delete_rows(unmatched, is_old, _columns.explained_at.is_(None), IS_OWNED)
     of_explained = (_columns.explained_at.is_not(None), _columns.shown_number != "")
     journal.change_rows(unmatched, is_old, *of_explained, shown_number="")
 
