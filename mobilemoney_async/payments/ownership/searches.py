@@ -29,8 +29,8 @@ from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
 from mobilemoney_async.payments.records.reasons import WAS_RESTORED
-from mobilemoney_async.payments.records.record import PaymentRecord
-from mobilemoney_async.payments.records.unmatched import explained, lost_ids
+from mobilemoney_async.payments.records.record import EXPLAINED, PaymentRecord
+from mobilemoney_async.payments.records.unmatched import lines_of
 from mobilemoney_async.text import printable
 
 _DAY = timedelta(days=1)
@@ -167,11 +167,11 @@ def read_row_facts(
     journal: Journal, rows: Sequence[Transaction], owned: Mapping[str, PaymentRecord], *, settled: timedelta
 ) -> RowFacts:
     """Return the store's facts about rows and the payments that own some of them; `settled` as of `Lives`."""
-    ids = [row.id for row in rows]
+    lines = lines_of(journal, [row.id for row in rows if row.id not in owned])
     return RowFacts(
         owned=owned,
-        explained=explained(journal, [each for each in ids if each not in owned]),
-        lost=lost_ids(journal, ids),
+        explained={name for name, line in lines.items() if line.shown.state == EXPLAINED},
+        lost={name for name, line in lines.items() if line.shown.is_gap},
         lost_times=[Span(each.start, each.end, each.went_backwards) for each in journal.rows(lost_times)],
         lives=find_lives(journal, settled),
         merchant_id=merchant_of(journal, rows, owned),

@@ -161,17 +161,8 @@ def lines_of(journal: Journal, transaction_ids: Iterable[str]) -> dict[str, Line
 
 def explained(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
     """Return those of some transactions that someone has explained."""
-    return _named(journal, transaction_ids, _columns.explained_at.is_not(None))
-
-
-def lost_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of some transactions that are known to be of a time which the store has lost."""
-    return _named(journal, transaction_ids, _columns.is_lost)
-
-
-def _named(journal: Journal, transaction_ids: Sequence[str], which: sa.ColumnElement[bool]) -> frozenset[str]:
-    named = sa.select(_columns.transaction_id).where(which)
-    rows = select_among(journal, named, _columns.transaction_id, transaction_ids)
+    has_word = sa.select(_columns.transaction_id).where(_columns.explained_at.is_not(None))
+    rows = select_among(journal, has_word, _columns.transaction_id, transaction_ids)
     return frozenset(row.transaction_id for row in rows)
 
 
