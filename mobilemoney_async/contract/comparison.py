@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType, initial_status
+from mobilemoney_async.text import mask_phone_number, shown_text
 
 CURRENCY = "TZS"
 
@@ -65,14 +67,24 @@ def contradiction(answer: Acknowledgement | Transaction, *, type: str, phone_num
     return f"the {kind} names another {different}" if different else None
 
 
-def is_same_payment(transaction: Transaction, *, type: str, phone_number: str, amount: str) -> bool:
-    """Return whether nothing that a transaction shows contradicts the payment of its id.
+def differences(transaction: Transaction, payment: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield what a transaction shows that contradicts the payment of its id: the name, our value and the shown one.
 
-    A list may have its own word for the type: only the contract's word for the other one contradicts.
+    A list may have its own word for the type: only the contract's word for the other one contradicts. A number that is
+    masked, cut or missing does not.
+
+    Args:
+        transaction: The transaction.
+        payment: A record, a row or a request: what has a type, a phone number and an amount.
     """
-    is_other = transaction.type.strip().casefold() in set(TransactionType) - {type}
-    is_same = transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
-    return is_same and may_be_shillings(transaction) and not is_other
+    if transaction.type.strip().casefold() in set(TransactionType) - {payment.type}:
+        yield "type", str(payment.type), shown_text(transaction.type)
+    if not may_be_number(transaction.phone_number, payment.phone_number):
+        yield "phone number", mask_phone_number(payment.phone_number), mask_phone_number(transaction.phone_number)
+    if transaction.amount != Decimal(payment.amount):
+        yield "amount", f"{Decimal(payment.amount):f}", f"{transaction.amount:f}"
+    if not may_be_shillings(transaction):
+        yield "currency", CURRENCY, shown_text(transaction.currency)
 
 
 def may_be_shillings(transaction: Transaction) -> bool:

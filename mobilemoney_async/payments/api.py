@@ -184,7 +184,7 @@ class Payments(PaymentBook):
     async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
         """Decide, after someone has looked, which transaction an unknown or absent payment is.
 
-        The transaction is fetched first, and must be of the payment's type, phone number and amount, unless its own
+        The transaction is fetched first, and must be of the payment's type, number, amount and currency, unless its own
         acknowledgement has named it.
 
         Args:

@@ -221,11 +221,11 @@ async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_di
         assert (await audit(world, client)).is_clean
         change_rows(world, swap)
         (only,) = (await audit(world, client)).differences
-        assert only.reason == "payment 'k1000': it is a collection here, and a disbursement at the service"
+        assert only.reason == "payment 'k1000': the type is collection here, and disbursement at the service"
         change_rows(world, contradict)
         found = (await audit(world, client)).differences
         (first,) = (each for each in found if each.key == "k1000")
-    for said in ("1000 here, and 999.50", "currency", "phone number", "a collection here, and a disbursement"):
+    for said in ("1000 here, and 999.50", "currency", "phone number", "collection here, and disbursement"):
         assert said in first.reason
 
 

@@ -313,7 +313,7 @@ async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) 
     async with world.client() as client, make_other(world) as other:
         await lose_among_others(world, client, other)
         wrong = await other.collections.create(**{**ORDER, "amount": 77})
-        with pytest.raises(StoreError, match=r" has another amount \(77 TZS, not [\d,]+ TZS\) than payment"):
+        with pytest.raises(StoreError, match=r" has another amount \(77, not \d+\) than payment"):
             await client.payments.identify("order-1", wrong.transaction_id, note="no")
         with pytest.raises(TransactionNotFound):
             await client.payments.identify("order-1", "txn_nobody", note="no")

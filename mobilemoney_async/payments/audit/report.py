@@ -10,7 +10,7 @@ from functools import cached_property
 
 import attrs
 
-from mobilemoney_async.contract.comparison import CURRENCY, ERASED, may_be_number, may_be_shillings, shift
+from mobilemoney_async.contract.comparison import ERASED, differences, may_be_shillings, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
@@ -276,15 +276,8 @@ class Comparison:
             yield difference(DifferenceKind.STATE, said, record, row, step)
 
     def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
-        """Return the differences. A number that is masked, cut or missing in the list is no difference."""
-        if row.amount != record.amount:
-            yield f"the amount is {record.amount:f} here, and {row.amount:f} at the service"
-        if not may_be_shillings(row):
-            yield f"the currency is {CURRENCY} here, and another one at the service"
-        if not may_be_number(row.phone_number, record.phone_number):
-            yield "the phone number is another one at the service"
-        if any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type):
-            yield f"it is a {record.type} here, and a {shown_text(row.type)} at the service"
+        for name, ours, shown in differences(row, record):
+            yield f"the {name} is {ours} here, and {shown} at the service"
         if row.merchant_id and self.facts.merchant_id and row.merchant_id != self.facts.merchant_id:
             yield "it belongs to another merchant at the service"
 

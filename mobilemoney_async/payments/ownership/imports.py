@@ -11,7 +11,7 @@ import attrs
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import international, is_same_payment, may_be_number, shift
+from mobilemoney_async.contract.comparison import differences, international, may_be_number, shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -21,10 +21,8 @@ from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import (
     ClockSample,
     Skew,
-    contradictions,
     estimate_skew,
     own_samples,
-    query_for,
     read_sample,
 )
 from mobilemoney_async.payments.ownership.reconciliation import adopt
@@ -130,8 +128,7 @@ def _import_again(
     is_unreadable = record.is_final and record.transaction is None  # as written by an earlier version
     if not transaction.is_final or not (is_unreadable or record.cause is PaymentCause.CHANGED):
         return record
-    amount = f"{record.amount:f}"
-    if not is_same_payment(transaction, type=record.type, phone_number=record.phone_number, amount=amount):
+    if any(differences(transaction, record)):
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
     take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
     return journal.find(record.key) or record
@@ -154,8 +151,9 @@ def assign(
         record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))
     row = journal.row(key)
     is_named = row is not None and row.named_id == name  # by our own acknowledgement: with other values, it may be ours
-    if not is_named and (other := contradictions(query_for(record), transaction)):
-        raise _refused(f"transaction {name} has {other} than payment {key!r}")
+    others = [f"another {what} ({shown}, not {ours})" for what, ours, shown in differences(transaction, record)]
+    if others and not is_named:
+        raise _refused(f"transaction {name} has {' and '.join(others)} than payment {key!r}")
     if not record.attempt:
         record = to_record(journal.update(key, {"attempt": 1, "sent_at": record.sent_at}))
     return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)

@@ -33,7 +33,6 @@ from mobilemoney_async.contract.comparison import (
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
-from mobilemoney_async.text import mask_phone_number, shown_text
 from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
@@ -228,17 +227,6 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
         _fit_number(query.phone_number, row.phone_number, spellings.forms),
     )
     return next(each for each in (Match.NONE, Match.POSSIBLE, Match.CERTAIN) if each in fits)
-
-
-def contradictions(query: PaymentQuery, row: Transaction) -> str:
-    """Return what `match` finds to be another payment's in a row, for people; empty if nothing is."""
-    number = f"{mask_phone_number(row.phone_number)}, not {mask_phone_number(query.phone_number)}"
-    facts = (
-        ("type", f"{shown_text(row.type)}, not {query.type}", _fit_type(query.type, str(row.type)) is Match.NONE),
-        ("phone number", number, _fit_number(query.phone_number, row.phone_number, ()) is Match.NONE),
-        ("amount", f"{row.amount:,f} TZS, not {Decimal(query.amount):,f} TZS", row.amount != Decimal(query.amount)),
-    )
-    return " and ".join(f"another {name} ({values})" for name, values, is_other in facts if is_other)
 
 
 def _fit_type(type: TransactionType, text: str) -> Match:

@@ -21,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import is_same_payment
+from mobilemoney_async.contract.comparison import differences
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batches, payments
@@ -127,7 +127,7 @@ def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
     seen = None if row.transaction_id is None else shown.get(row.transaction_id)
     if seen is None:
         return row.transaction_id is None
-    is_own = is_same_payment(seen, type=row.type, phone_number=row.phone_number, amount=row.amount)
+    is_own = not any(differences(seen, row))
     return is_own and seen.is_final and seen.status != TransactionStatus.SUCCESS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, is_same_payment
+from mobilemoney_async.contract.comparison import ERASED, differences
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import payments
@@ -104,6 +104,6 @@ def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
     """Return why a transaction cannot be that of a payment's row, or None."""
     if transaction.merchant_id and row.account_merchant_id not in {None, "", transaction.merchant_id}:
         return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
-    if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
-        return None
-    return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
+    if any(differences(transaction, row)):
+        return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
+    return None
