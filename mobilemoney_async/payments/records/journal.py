@@ -21,10 +21,10 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.prepared import run, run_later, run_pending
 from mobilemoney_async.database.schema import accounts, batches, changes, insert_missing, lock_row, payments, unmatched
-from mobilemoney_async.database.serialization import load, shorten
+from mobilemoney_async.database.serialization import dump, load, shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records import statements as sql
 from mobilemoney_async.payments.records.reasons import PaymentCause
@@ -41,7 +41,6 @@ from mobilemoney_async.payments.records.rows import (
     ERASED_EXTRA,
     UNKNOWN_EXTRA,
     JournalEntry,
-    acknowledged_columns,
     as_kept,
     columns_of,
     detail_of,
@@ -210,8 +209,8 @@ class Journal:
 
         A payment that was sent, and is not in the store any more, is such an error as well. `is_last` as for `record`.
         """
-        acknowledged = entry.acknowledgement
-        names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
+        named = entry.acknowledgement and entry.acknowledgement.transaction_id
+        names = {"of_key": entry.key, "of_transaction": named}
         row = run(self.connection, sql.SAVED, {"of_account": self.account, **names})
         if row is None:
             said = f"the store has forgotten payment {entry.key!r} ({detail_of(entry)}), as after a restored backup"
@@ -221,7 +220,7 @@ class Journal:
         target = move(state, entry.event)
         problem = problem_of(entry, row)
         is_own = entry.event is PaymentEvent.ACKNOWLEDGE
-        if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
+        if entry.acknowledgement is not None and row.transaction_id == named:
             self._confirm(entry, problem)
             return None
         if target is None or problem is not None:
@@ -247,8 +246,9 @@ class Journal:
 
     def _confirm(self, entry: JournalEntry, problem: str | None) -> None:
         """Note that our own acknowledgement names the transaction which the list has shown before."""
-        if entry.event is PaymentEvent.ACKNOWLEDGE and problem is None:
-            self.change(entry.key, acknowledged_columns(entry))
+        answer = entry.acknowledgement
+        if answer is not None and entry.event is PaymentEvent.ACKNOWLEDGE and problem is None:
+            self.change(entry.key, {"is_adopted": False, "ended_at": entry.at, "acknowledgement": dump(answer)})
 
     def _columns(
         self, row: sa.Row[Any], entry: JournalEntry, target: PaymentState
@@ -307,41 +307,31 @@ class Journal:
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
         """Change a row that meets unique indexes, unless another has its transaction, or stops the kind of a doubt."""
-        if entry.event is PaymentEvent.ADOPT:
-            return self._own(entry, values)
         other = self.stop(row, values)
         if other is None:
             return None
+        if entry.event is PaymentEvent.ADOPT:
+            return self.contradict(entry, f"belongs to another payment ({other})")
         if entry.event is not PaymentEvent.DOUBT:  # it was absent, and others were allowed: that stays so
             self.change(entry.key, {**values, "stops_kind": False})
             return None
         said = f"payment {other!r} of the same kind is unidentified: nothing was sent; try again once that one is found"
         return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
 
-    def _own(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
-        """Change the row of a payment that adopts a transaction, unless another one does so at this moment."""
-        try:
-            with self.connection.begin_nested():
-                self.change(entry.key, values)
-        except sa.exc.IntegrityError:
-            names = {"of_account": self.account, "of_transaction": values["transaction_id"]}
-            owner = self.execute(sa.select(sql.OWNER), names).scalar_one()
-            if owner in {None, entry.key}:
-                raise  # refused for another reason, a trigger say
-            return self.contradict(entry, f"belongs to another payment ({owner})")
-        return None
-
     def stop(self, row: sa.Row[Any], values: Mapping[str, Any]) -> str | None:
-        """Change a row so that it stops its kind, or return the key of the payment that does so already."""
+        """Change a row so that it stops its kind or owns a transaction, or return the key of the payment that does."""
         try:
             with self.connection.begin_nested():
                 self.change(row.key, values)
         except sa.exc.IntegrityError:
-            kind, number = TransactionType(row.type), values.get("phone_number", row.phone_number)
-            other = self.find_duplicate(PaymentRequest(key=row.key, type=kind, phone_number=number, amount=row.amount))
-            if other is None:
+            number = values.get("phone_number", row.phone_number)
+            kind = {"of_type": row.type, "of_phone_number": number, "of_amount": row.amount, "of_key": row.key}
+            unique = sql.OWNER if "transaction_id" in values else sql.DUPLICATE_KEY
+            names = {"of_account": self.account, "of_transaction": values.get("transaction_id"), **kind}
+            other: str | None = self.execute(sa.select(unique), names).scalar_one()
+            if other in {None, row.key}:
                 raise  # refused for another reason, a trigger say
-            return other.key
+            return other
         return None
 
     def update(self, key: str, values: Mapping[str, Any]) -> Any:

@@ -211,12 +211,6 @@ def as_kept(entry: JournalEntry, row: sa.Row[Any]) -> JournalEntry:
     return attrs.evolve(entry, acknowledgement=attrs.evolve(entry.acknowledgement, phone_number="erased"))
 
 
-def acknowledged_columns(entry: JournalEntry) -> dict[str, Any]:
-    """Return the columns that our own acknowledgement changes where the list has shown its transaction before."""
-    assert entry.acknowledgement is not None
-    return {"is_adopted": False, "ended_at": entry.at, "acknowledgement": dump(entry.acknowledgement)}
-
-
 def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
     """Return why an event cannot be one of a payment's row, other than by its state, or None."""
     if row.owner not in {None, row.key}:

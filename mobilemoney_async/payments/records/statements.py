@@ -35,9 +35,10 @@ DUPLICATE = PAYMENTS.where(
     _columns.key != sa.bindparam("of_key"),
     STOPS_KIND,
 )
+DUPLICATE_KEY = DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate")
 CONFLICTS: Sequence[sa.Label[Any]] = (
     BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
-    DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
+    DUPLICATE_KEY,
 )
 """Records of the same key and of the payment that stops its kind, not None if there is one, as columns of another
 statement; see `Journal.kind`."""
