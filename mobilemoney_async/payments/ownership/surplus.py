@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED, international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     CLAIMED,
@@ -33,6 +33,7 @@ from mobilemoney_async.payments.records.unmatched import (
     LINES,
     Line,
     find_lines,
+    kept_forms,
     plain,
     to_line,
 )
@@ -78,18 +79,18 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
     return [line for line in lines if line.id not in taken]
 
 
-def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[str, PaymentQuery] | None:
-    """Return a payment of a row's kind in whatever state, by its key: the best fit and then the nearest, or None.
+def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> PaymentRecord | None:
+    """Return a payment of a row's kind in whatever state: the best fit and then the nearest, or None.
 
-    Where the row shows no whole number, only payments of the same time are compared. The service's clock is `ahead`.
+    Where the row shows no whole number, only payments of the same time are compared; else an erased number is as there.
+    The service's clock is `ahead`.
     """
     table, number = payments.c, international(row.phone_number)
     made_at = shift(row.created_at or _FIRST_MOMENT, -ahead)
     alike = sa.select(payments).where(table.account == journal.account, table.amount == plain(row.amount))
-    erased = ""
+    forms = {} if number is None else kept_forms(journal, [number])
     if number is not None:
-        erased = f"{ERASED}{digest(journal.number_key(), number)}"
-        alike = alike.where(table.phone_number.in_([number, erased]))
+        alike = alike.where(table.phone_number.in_(forms))
     else:
         days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
         # One that was queued is created long before it is sent; one that was sent again shows its last time only.
@@ -99,16 +100,15 @@ def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> tuple[
     sent_at = sa.func.coalesce(table.sent_at, table.sent_at)
     before = alike.where(sent_at <= made_at).order_by(sent_at.desc(), table.key)
     after = alike.where(sent_at > made_at).order_by(sent_at, table.key)
-    found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
+    found: list[tuple[bool, timedelta, str, PaymentRecord]] = []
     for each in chain.from_iterable(journal.execute(side.limit(_MOST_COMPARED)) for side in (before, after)):
-        query = query_for(to_record(each))
-        if number is not None and each.phone_number == erased:
-            query = attrs.evolve(query, phone_number=number)
+        record = attrs.evolve(to_record(each), phone_number=forms.get(each.phone_number, each.phone_number))
+        query = query_for(record)
         fit = match(query, row, Spellings())
         if fit is not Match.NONE:
-            found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
+            found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, record))
     best = min(found, default=None, key=lambda each: each[:3])
-    return None if best is None else best[2:]
+    return None if best is None else best[3]
 
 
 def open_attempts(journal: Journal) -> list[PaymentRecord]:

@@ -19,10 +19,11 @@ cancelled meanwhile ends that first, inside a shield. Other tasks may change `se
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -38,7 +39,7 @@ from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.ownership.comparison import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
 from mobilemoney_async.payments.ownership.final_states import compare_final_states
-from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, is_within, own_samples
+from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, is_within, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -65,6 +66,8 @@ _MOST_NAMED = 3
 _CONTACT = timedelta(minutes=1)
 
 _columns = unmatched.c
+# Lines to report; due ones that an open attempt may have made; and whether others had no room.
+_Recorded: TypeAlias = tuple[list[UnclaimedTransaction], list[Line], bool]
 
 
 class UnclaimedObserver:
@@ -157,7 +160,8 @@ class UnclaimedObserver:
                     is_due = is_due or now >= line.due_at
                     self._store.remember(row.id, max(line.due_at, now))
         if fresh or changed or is_due:
-            await self._write(account, fresh, changed, now)
+            work = partial(self._record, account=account, fresh=fresh, changed=changed, now=now)
+            await shielded(partial(self._write, work, now))  # once it is noted, a row is reported by this task or never
 
     @property
     def _ahead(self) -> timedelta:
@@ -179,25 +183,13 @@ class UnclaimedObserver:
         self._store.remember(row.id, due_at)
         return due_at if is_old or now >= due_at else None
 
-    async def _write(
-        self,
-        account: sa.Row[Any],
-        fresh: Sequence[tuple[Transaction, datetime]],
-        changed: Sequence[Transaction],
-        now: datetime,
-    ) -> None:
-        """Add lines for rows, each with when it is judged, and new states of others; report the unclaimed ones."""
-
-        async def write() -> None:
-            told, waiting, is_full = await self._store.write(
-                lambda journal: self._record(journal, account, fresh, changed, now)
-            )
-            self._seen.update((each.transaction_id, str(each.status)) for each in told)
-            # A row that an open attempt may have made is looked at again, since that may have made another one.
-            self._seen.update((each.id, now + self._wait) for each in waiting)
-            self._report(told, now, is_full=is_full)
-
-        await shielded(write)  # once it is noted, a row is reported by this task or never
+    async def _write(self, work: Callable[[Journal], _Recorded], now: datetime) -> None:
+        """Write lines by `_record`, and report the unclaimed ones."""
+        told, waiting, is_full = await self._store.write(work)
+        self._seen.update((each.transaction_id, str(each.status)) for each in told)
+        # A row that an open attempt may have made is looked at again, since that may have made another one.
+        self._seen.update((each.id, now + self._wait) for each in waiting)
+        self._report(told, now, is_full=is_full)
 
     def _record(
         self,
@@ -206,12 +198,8 @@ class UnclaimedObserver:
         fresh: Sequence[tuple[Transaction, datetime]],
         changed: Sequence[Transaction],
         now: datetime,
-    ) -> tuple[list[UnclaimedTransaction], list[Line], bool]:
-        """Write as of `_write`.
-
-        Returns:
-            The lines to report; the due ones that an open attempt may have made; and whether others had no room.
-        """
+    ) -> _Recorded:
+        """Add lines for rows, each with when it is judged, and new states of others."""
         for row in changed:
             number = international(row.phone_number)
             shown = None if number is None else digest(account.number_key, number)
@@ -235,8 +223,7 @@ class UnclaimedObserver:
                 first_at=due_at - self._wait,
                 due_at=due_at,
                 now=now,
-                kind=None if like is None else (like[1].type, like[1].phone_number),
-                fits_key=None if like is None else like[0],
+                like=like,
                 flags={
                     "is_lost": lost is not None,
                     "went_backwards": lost is not None and lost.went_backwards,
@@ -258,9 +245,9 @@ class UnclaimedObserver:
                 told.append(each)
         return told, [each for each in due if each.id not in left], is_full
 
-    def _is_foreign(self, row: Transaction, like: tuple[str, PaymentQuery] | None, facts: RowFacts) -> bool:
+    def _is_foreign(self, row: Transaction, like: PaymentRecord | None, facts: RowFacts) -> bool:
         """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
-        is_near = like is not None and is_within(row, *like[1].window(self._skew))
+        is_near = like is not None and is_within(row, *query_for(like).window(self._skew))
         is_asked = self._store.sole_writer is None and not is_near
         return is_asked and facts.classify(row, self._skew) is RowClass.REMEMBERED
 

@@ -120,15 +120,14 @@ def add_line(
     first_at: datetime,
     due_at: datetime,
     now: datetime,
-    kind: tuple[TransactionType, str] | None = None,
-    fits_key: str | None = None,
+    like: PaymentRecord | None = None,
     flags: Mapping[str, bool],
 ) -> bool:
     """Add a row of the list that no payment owns, unless it is there; return whether it was added.
 
-    `kind` has the type and number of the payment `fits_key`, which a row in an odd spelling gets. `flags` are columns.
+    A row in an odd spelling gets the type and number of the payment that it is `like`. `flags` are columns.
     """
-    of_type, number = kind or (row.type, international(row.phone_number))
+    of_type, number = (like.type, like.phone_number) if like else (row.type, international(row.phone_number))
     return journal.insert(
         unmatched,
         transaction_id=row.id,
@@ -138,7 +137,7 @@ def add_line(
         shown_number=shorten(mask_phone_number(row.phone_number)),
         number_digest=None if number is None else digest(key, number),
         status=shorten(str(row.status)),
-        fits_key=fits_key,
+        fits_key=like and like.key,
         first_seen_at=first_at,
         due_at=due_at,
         changed_at=now,
