@@ -427,7 +427,7 @@ def lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:
 def _check_states(state: object) -> builtins.list[PaymentState] | None:
     if state is None:
         return None
-    asked = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
+    asked: builtins.list[Any] = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
     try:
         return [PaymentState(each) for each in asked]
     except ValueError:

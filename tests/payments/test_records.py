@@ -297,4 +297,4 @@ def test_a_state_is_read_in_either_case_and_nothing_else_is_one() -> None:
     assert PaymentState("queued") is PaymentState("QUEUED") is PaymentState.QUEUED
     for other in ("PAID", "", 7):
         with pytest.raises(ValueError, match="not a valid PaymentState"):
-            PaymentState(other)
+            PaymentState(other)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ _NEAR = timedelta(days=1)
 _DIGITS = 200
 
 
-class DifferenceKind(str, enum.Enum):
+class DifferenceKind(enum.StrEnum):
     """Kind of a difference between the store and the service."""
 
     MISSING = "missing"
@@ -61,9 +61,6 @@ class DifferenceKind(str, enum.Enum):
     """A payment with an unknown result, or a transaction that may be that payment, or one that was called absent."""
     INCOMPLETE = "incomplete"
     """The list could not be compared as a whole."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _ADVICE: Mapping[DifferenceKind, str] = {

@@ -38,7 +38,7 @@ def reason_of_pause(paused: str | None) -> str | None:
     return "; ".join(filter(None, [paused.removeprefix(WAS_RESTORED), RESTORED]))
 
 
-class PaymentCause(str, enum.Enum):
+class PaymentCause(enum.StrEnum):
     """Cause for which a payment is open; its sentence is ``PaymentRecord.reason``."""
 
     # Of a payment that the list has not shown.
@@ -86,9 +86,6 @@ class PaymentCause(str, enum.Enum):
     """Its transaction is final, and another merchant's."""
     CHANGED = "CHANGED"
     """The service shows another final state than before."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _SENTENCES: Mapping[PaymentCause, str] = {

@@ -33,7 +33,7 @@ from mobilemoney_async.payments.records.reasons import KEEPS, PaymentCause
 from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
 
 
-class PaymentState(str, enum.Enum):
+class PaymentState(enum.StrEnum):
     """State of a payment in the store."""
 
     QUEUED = "QUEUED"
@@ -56,9 +56,6 @@ class PaymentState(str, enum.Enum):
     """It exists, and its transaction is known."""
     FINAL = "FINAL"
     """Its transaction's final state was seen."""
-
-    def __str__(self) -> str:
-        return self.value
 
     @classmethod
     def _missing_(cls, value: object) -> PaymentState | None:
@@ -85,7 +82,7 @@ class PaymentEvent(enum.Enum):
     FINISH = "final"
 
 
-class Source(str, enum.Enum):
+class Source(enum.StrEnum):
     """Source of an event."""
 
     CALLER = "caller"
@@ -93,9 +90,6 @@ class Source(str, enum.Enum):
     POLL = "poll"
     RECONCILE = "reconcile"
     PERSON = "person"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT})
