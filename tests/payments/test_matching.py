@@ -35,6 +35,7 @@ from mobilemoney_async.payments.ownership.matching import (
     match,
     query_for,
     read_sample,
+    row_kind,
 )
 from mobilemoney_async.payments.ownership.surplus import surplus
 from mobilemoney_async.payments.records.rows import digest
@@ -315,11 +316,11 @@ def test_an_index_finds_every_row_and_query_that_fits(data: st.DataObject, numbe
     shown = data.draw(misspelt(number) | st.text("0123456789+*x. -()", max_size=18))
     query, listed = attrs.evolve(search(), phone_number=number), row(phone_number=shown)
     rows, queries = KindIndex[Transaction](), KindIndex[str]()
-    rows.add_row(listed)
-    queries.add_query(query, "order-1")
+    rows.add(row_kind(listed), listed)
+    queries.add(query.kind, "order-1")
     if match(query, listed, Spellings()) is not Match.NONE:
-        assert [*rows.like_query(query)] == [listed]
-        assert [*queries.like_row(listed)] == ["order-1"]
+        assert [*rows.find(query.kind)] == [listed]
+        assert [*queries.find(row_kind(listed))] == ["order-1"]
 
 
 def test_an_index_leaves_out_other_numbers_and_amounts() -> None:
@@ -327,17 +328,17 @@ def test_an_index_leaves_out_other_numbers_and_amounts() -> None:
     rows = KindIndex[Transaction]()
     others = [PHONE_NUMBER[:-1] + "0", PHONE_NUMBER[1:-1] + "0", "0" + PHONE_NUMBER[4:-1] + "0"]
     for number in (PHONE_NUMBER, *others, "25578****789"):
-        rows.add_row(row(phone_number=number))
-    rows.add_row(row(amount=Decimal(999)))
-    assert [each.phone_number for each in rows.like_query(search())] == [PHONE_NUMBER, "25578****789"]
+        rows.add(row_kind(row(phone_number=number)), row(phone_number=number))
+    rows.add(row_kind(row(amount=Decimal(999))), row(amount=Decimal(999)))
+    assert [each.phone_number for each in rows.find(search().kind)] == [PHONE_NUMBER, "25578****789"]
 
 
 def test_a_payment_to_a_number_of_another_form_is_searched_for_by_its_amount() -> None:
     """A number too short for the index may be in any row of that amount, and where there is none, nothing is found."""
     rows, short = KindIndex[Transaction](), attrs.evolve(search(), phone_number="+1234567")
-    assert [*rows.like_query(short)] == []
-    rows.add_row(row())
-    assert [*rows.like_query(short)] == [row()]
+    assert [*rows.find(short.kind)] == []
+    rows.add(row_kind(row()), row())
+    assert [*rows.find(short.kind)] == [row()]
 
 
 def test_a_payment_on_its_way_is_searched_for_from_its_send() -> None:

@@ -25,6 +25,7 @@ from mobilemoney_async.payments.ownership.matching import (
     match,
     own_samples,
     query_for,
+    row_kind,
 )
 from mobilemoney_async.payments.records.next_steps import (
     NOTE,
@@ -209,7 +210,7 @@ class Comparison:
         for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
             # Of an erased one only its row shows the number, to those of `owners_of_rows`: others would fit every row.
             if record.sent_at is not None and not record.phone_number.startswith(ERASED):
-                index.add_query(query_for(record), record)
+                index.add(query_for(record).kind, record)
         return index
 
     @cached_property
@@ -302,7 +303,7 @@ class Comparison:
 
     def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
         """Return the payments of a row's kind that were sent within a day of it, nearest first."""
-        alike = self._index.like_row(row)
+        alike = self._index.find(row_kind(row))
         fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
         # A row without a readable time may be of any time.
         at = row.created_at

@@ -18,7 +18,6 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
-from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
@@ -37,7 +36,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.ownership.comparison import AccountFacts, must_compare
-from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.matching import ANY_FORM, Match, match, query_for
 from mobilemoney_async.payments.ownership.searches import go_on
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -286,7 +285,7 @@ class Binding:
             said = f"has transaction {record.transaction_id}, which the service does not know"
             raise ForeignError(said + (", perhaps not yet" if is_early else ""), is_early=is_early) from exc
         found = answer.transaction
-        fit = match(query_for(record), found, Spellings(forms=frozenset(NumberForm)))
+        fit = match(query_for(record), found, ANY_FORM)
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
         if fit is Match.NONE or is_other:
             raise ForeignError(f"has transaction {record.transaction_id}, which is another one at the service")

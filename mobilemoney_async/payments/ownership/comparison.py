@@ -27,7 +27,7 @@ import attrs
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, Spellings, is_within, match
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Skew, is_within, match
 
 CONTACT: timedelta = timedelta(minutes=5)
 """The longest pause inside a life."""
@@ -250,7 +250,7 @@ class Comparison:
 
 def _fits(query: PaymentQuery, row: Transaction) -> bool:
     """Return whether a row is of a payment's kind, as far as it is shown."""
-    return match(query, row, Spellings()) is not Match.NONE
+    return match(query, row) is not Match.NONE
 
 
 def is_of_lost_life(query: PaymentQuery) -> bool:

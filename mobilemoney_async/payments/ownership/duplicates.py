@@ -30,7 +30,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, payments, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
-from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, Spellings, match
+from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, match
 from mobilemoney_async.payments.ownership.searches import begin_life
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
 from mobilemoney_async.payments.records.journal import HAS_TURNED, Journal
@@ -216,7 +216,7 @@ def require_placed(journal: Journal, request: PaymentRequest, now: datetime, row
     query = PaymentQuery(
         type=request.type, phone_number=request.phone_number, amount=request.amount, sent_at=now, ended_at=now
     )
-    ids = [row.id for row in rows if match(query, row, Spellings()) is not Match.NONE]
+    ids = [row.id for row in rows if match(query, row) is not Match.NONE]
     decided = {*owners(journal, ids), *explained(journal, ids)}
     for name in ids:
         if name not in decided:

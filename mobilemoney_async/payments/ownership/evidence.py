@@ -33,9 +33,10 @@ from itertools import chain
 
 import attrs
 
-from mobilemoney_async.contract.comparison import ERASED, NumberForm, international, shift
+from mobilemoney_async.contract.comparison import ERASED, international, shift
 from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.payments.ownership.matching import (
+    ANY_FORM,
     ClockSample,
     KindIndex,
     Match,
@@ -49,6 +50,7 @@ from mobilemoney_async.payments.ownership.matching import (
     may_be_within,
     own_samples,
     query_for,
+    row_kind,
 )
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
@@ -199,14 +201,14 @@ class Evidence:
         free = KindIndex[Transaction]()
         for row in self.walk.rows:
             if self._is_mistaken(row) or not self._is_settled_id(row.id):
-                free.add_row(row)
+                free.add(row_kind(row), row)
         return free
 
     @cached_property
     def _searched(self) -> KindIndex[str]:
         searched = KindIndex[str]()
         for key, query in self.searches.items():
-            searched.add_query(query, key)
+            searched.add(query.kind, key)
         return searched
 
     @cached_property
@@ -337,7 +339,7 @@ class Evidence:
         skew = self.skew(query)
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
-        for row in self._free.like_query(query):
+        for row in self._free.find(query.kind):
             is_near = may_be_within(row, first, last)
             fit = match(query, row, self.spellings) if is_near else Match.NONE
             if fit is not Match.NONE:
@@ -379,7 +381,7 @@ class Evidence:
 
     def _rival(self, key: str, row: Transaction, skew: Skew | None) -> str | None:
         """Return the key of another payment that may be a row as well, or None."""
-        for rival in self._searched.like_row(row):
+        for rival in self._searched.find(row_kind(row)):
             other = self.searches[rival]
             start, end = other.window(skew)
             # A payment is seen some minutes off where a clock was set: it is a rival all the same.
@@ -414,5 +416,5 @@ def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> b
     Because of that id its number may be in any form. `skew` is from the Date header of the answer, if there is one.
     """
     start, end = query.window(skew)
-    fit = match(query, transaction, Spellings(forms=frozenset(NumberForm)))
+    fit = match(query, transaction, ANY_FORM)
     return fit is Match.CERTAIN and is_within(transaction, start, end)

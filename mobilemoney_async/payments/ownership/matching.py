@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import attrs
 
@@ -36,6 +36,9 @@ from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord
 from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
+
+Kind: TypeAlias = tuple[Decimal, str | None]
+"""Amount, and the digits that each spelling of a number shows, or None if they may differ."""
 
 _DAY = timedelta(days=1)
 # Resolution of the service's timestamps and its Date header.
@@ -129,6 +132,11 @@ class PaymentQuery:
     ended_at: datetime
     is_refused: bool = False
 
+    @property
+    def kind(self) -> Kind:
+        """Its place in a `KindIndex`."""
+        return Decimal(self.amount), own_local_digits(self.phone_number)
+
     def window(self, skew: Skew | None) -> tuple[datetime, datetime]:
         """Return the first and the last time of a match that is believed, on the service's clock."""
         if skew is None:
@@ -193,6 +201,13 @@ class Spellings:
     is_marked: bool = False
 
 
+UNPROVEN: Spellings = Spellings()
+"""No spelling but the contract's."""
+
+ANY_FORM: Spellings = Spellings(forms=frozenset(NumberForm))
+"""The number in any form, as of a transaction that our own acknowledgement names."""
+
+
 def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merchant_id: str | None) -> Spellings:
     """Return the spellings that rows prove, by the payments that own them; `owned` is by transaction id.
 
@@ -213,7 +228,7 @@ def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merch
     return Spellings(forms=frozenset(forms), merchant_id=merchant_id, is_marked=is_marked)
 
 
-def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
+def match(query: PaymentQuery, row: Transaction, spellings: Spellings = UNPROVEN) -> Match:
     """Return how well a row fits a payment, at any time and in any status: a failed payment was made, too."""
     if row.amount != Decimal(query.amount):
         return Match.NONE
@@ -244,6 +259,11 @@ def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:
     return Match.POSSIBLE if may_be_number(shown, own) else Match.NONE
 
 
+def row_kind(row: Transaction) -> Kind:
+    """Return the place of a row in a `KindIndex`."""
+    return row.amount, local_digits(row.phone_number)
+
+
 class KindIndex(Generic[T]):
     """Index of queries or rows by amount and number: thousands of each are compared in one listing.
 
@@ -252,32 +272,19 @@ class KindIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._of_amount: dict[Decimal, list[T]] = {}
-        self._of_number: dict[tuple[Decimal, str | None], list[T]] = {}
+        self._of_kind: dict[Kind, list[T]] = {}
 
-    def add_row(self: KindIndex[Transaction], row: Transaction) -> None:
-        """Add a row."""
-        self._add(row, row.amount, local_digits(row.phone_number))
+    def add(self, kind: Kind, thing: T) -> None:
+        """Add a thing under the kind of its row or query."""
+        self._of_amount.setdefault(kind[0], []).append(thing)
+        self._of_kind.setdefault(kind, []).append(thing)
 
-    def add_query(self, query: PaymentQuery, thing: T) -> None:
-        """Add a thing under a query's kind."""
-        self._add(thing, Decimal(query.amount), own_local_digits(query.phone_number))
-
-    def like_row(self, row: Transaction) -> Iterable[T]:
-        """Return the things that a row may fit."""
-        return self._find(row.amount, local_digits(row.phone_number))
-
-    def like_query(self, query: PaymentQuery) -> Iterable[T]:
-        """Return the things that may fit a query."""
-        return self._find(Decimal(query.amount), own_local_digits(query.phone_number))
-
-    def _add(self, thing: T, amount: Decimal, digits: str | None) -> None:
-        self._of_amount.setdefault(amount, []).append(thing)
-        self._of_number.setdefault((amount, digits), []).append(thing)
-
-    def _find(self, amount: Decimal, digits: str | None) -> Iterable[T]:
+    def find(self, kind: Kind) -> Iterable[T]:
+        """Return the things that a row or a query may fit."""
+        amount, digits = kind
         if digits is None:
             return self._of_amount.get(amount, ())
-        return chain.from_iterable(self._of_number.get((amount, each), ()) for each in (digits, None))
+        return chain.from_iterable(self._of_kind.get((amount, each), ()) for each in (digits, None))
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED, international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, accounts, payments, unmatched
-from mobilemoney_async.payments.ownership.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.ownership.matching import Match, match, query_for
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     CLAIMED,
@@ -104,7 +104,7 @@ def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> Paymen
     for each in chain.from_iterable(journal.execute(side.limit(_MOST_COMPARED)) for side in (before, after)):
         record = attrs.evolve(to_record(each), phone_number=forms.get(each.phone_number, each.phone_number))
         query = query_for(record)
-        fit = match(query, row, Spellings())
+        fit = match(query, row)
         if fit is not Match.NONE:
             found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, record))
     best = min(found, default=None, key=lambda each: each[:3])
