@@ -17,7 +17,6 @@ same one, whether or not their stores have a key.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -155,9 +154,8 @@ class DuplicateGuard:
             self._key = str(row.number_key)
             return self._key
         begin_life(journal, now, now)
-        row = journal.lock_account()
-        key = str(row.number_key or secrets.token_hex(32))
-        journal.change_rows(accounts, number_key=key, first_record_at=row.first_record_at or now)
+        key = journal.ensure_number_key()
+        journal.change_rows(accounts, accounts.c.first_record_at.is_(None), first_record_at=now)
         return key
 
     def require_unsuspected(
