@@ -92,17 +92,14 @@ class Reconciler:
             await prune(self._store, self._utcnow)
         busy = self._store.locks.held(but=key)
 
-        def begin(journal: Journal, now: datetime) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:
+        def begin(journal: Journal, now: datetime) -> tuple[list[PaymentRecord], PaymentRecord | None]:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
-            if wanted is not None and not ask_for_look(journal, wanted, at=now):
-                return None
-            unknown = select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
-            return unknown, None if key is None else journal.find(key)
+            own = None if wanted is None else ask_for_look(journal, wanted, at=now)
+            return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT)), own
 
-        begun = await self._store.decide(begin, self._utcnow)
-        if begun is None:
+        found, own = await self._store.decide(begin, self._utcnow)
+        if wanted is not None and own is None:
             return []
-        found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
         if asked:
             await before()

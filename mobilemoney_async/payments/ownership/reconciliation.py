@@ -84,19 +84,19 @@ def lose_stale(journal: Journal, record: PaymentRecord, now: datetime, *, source
     return journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.LOSE, source=source, at=at, detail=said))
 
 
-def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> bool:
+def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> PaymentRecord | None:
     """Note that a create waits for a look for a payment: if it cannot wait for its end, `reconcile` makes it.
 
     Returns:
-        Whether that look is still needed: none has ended since the create read `record`.
+        The payment as it is now; None if no look is needed: one has ended since the create read `record`.
     """
     current = journal.find(record.key, lock=True)
     assert current is not None  # rows are never deleted
     if (current.looked_at, current.walks) != (record.looked_at, record.walks):
-        return False
+        return None
     if current.state in REUSABLE and (current.next_look_at is None or current.next_look_at > at):
-        journal.update(record.key, {"next_look_at": at})
-    return True
+        return to_record(journal.update(record.key, {"next_look_at": at}))
+    return current
 
 
 @attrs.frozen(kw_only=True)
