@@ -156,6 +156,5 @@ async def _read_edges(lister: Lister, edges: Sequence[Sequence[PaymentRecord]]) 
         if len(edge) > _FEW:
             sent = sorted(query_for(each).sent_at for each in edge)
             start, end = shift(sent[0], -_MARGIN), shift(sent[-1], _MARGIN)
-            days = shift(start, -_DAY).date(), shift(end, _DAY).date()
-            rows |= {row.id: row for row in (await lister.near(start, end, *days, lane=Priority.BULK)).rows}
+            rows |= {row.id: row for row in (await lister.near(start, end, lane=Priority.BULK)).rows}
     return rows

@@ -39,7 +39,6 @@ from mobilemoney_async.values import normalise_amount, normalise_phone_number, v
 
 # Transactions that are fetched one by one, rather than listed.
 _FEW = 10
-_DAY = timedelta(days=1)
 # Own payments that show the service's clock, and how old they may be.
 _WITNESSES, _WEEK = 5, timedelta(days=7)
 
@@ -53,8 +52,7 @@ async def import_transactions(
     times = [each.shown.created_at for each in known.values() if each.shown.created_at is not None]
     rows, dates = dict[str, Transaction](), list[ClockSample]()
     if len(keys) > _FEW and times:
-        first_day = shift(min(times), -_DAY).date()
-        walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
+        walk = await Lister(pipeline).near(min(times), max(times), lane=Priority.BULK)
         rows, dates = {row.id: row for row in walk.rows}, [*walk.dates]
     wait = store.settles_after(pipeline.options.timeout)
     done: list[PaymentRecord] = []

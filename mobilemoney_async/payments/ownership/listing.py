@@ -12,6 +12,7 @@ import attrs
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority, read_rows
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Pagination, RowsAnswer, Transaction, UnreadableRow
@@ -29,7 +30,7 @@ _ATTEMPTS = 3
 # Pages of new rows only, read before the rows with which a list began are shown again.
 _MOST_NEW_PAGES = 5
 # Age of a window that is looked for at the end first, where the newest rows come last.
-_RECENT = timedelta(minutes=10)
+_RECENT, _DAY = timedelta(minutes=10), timedelta(days=1)
 _NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
 
 
@@ -159,7 +160,7 @@ class Lister:
         self,
         start: datetime,
         end: datetime,
-        first_day: date,
+        first_day: date | None = None,
         last_day: date | None = None,
         lane: Priority = Priority.LOOKUP,
     ) -> Walk:
@@ -168,7 +169,7 @@ class Lister:
         Args:
             start: The first moment, on the service's clock.
             end: The last one.
-            first_day: As for `complete`.
+            first_day: As for `complete`; None for the days around that time.
             last_day: As for `complete`.
             lane: The lane of the requests.
 
@@ -179,7 +180,8 @@ class Lister:
         Raises:
             MobileMoneyError: A page could not be fetched.
         """
-        reader = _Reader(self._pipeline, (first_day, last_day), lane, left=_MOST_PROBES)
+        days = (first_day, last_day) if first_day else (shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
+        reader = _Reader(self._pipeline, days, lane, left=_MOST_PROBES)
         search = TimeSearch(start, end, is_recent=end > self._pipeline.utcnow() - _RECENT)
         while search.page is not None and reader.left > 0:
             search.take(await reader.read(search.page))

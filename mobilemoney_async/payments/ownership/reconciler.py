@@ -134,7 +134,7 @@ class Reconciler:
             windows = [query_for(record).window(None) for record in cluster]
             start = shift(min(start for start, _ in windows), self._store.clock_offset)
             end = shift(max(end for _, end in windows), self._store.clock_offset)
-            walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
+            walk = await self._lister.near(start, end)
             evidence, judged = await self._judge(walk, cluster, key)
             for record in judged:
                 if not _needs_whole_days(left[record.key], record, evidence):
