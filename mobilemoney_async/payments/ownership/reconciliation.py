@@ -275,22 +275,17 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
     """Let the next `reconcile` look for the payments that a transaction may have been: it is settled now.
 
-    An absent one is absent again, as before the list showed the transaction to a create, unless it may be another one.
+    It is no candidate of theirs any more: an absent one, which the list has shown to a create, is absent again.
     """
     columns, name = payments.c, json.dumps(transaction_id)
     journal.change_rows(payments, columns.named_id == transaction_id, named_id=None, next_look_at=at)
     here = (columns.account == journal.account, IS_UNIDENTIFIED, columns.state != PaymentState.SENDING)
     were = columns.candidates.contains(name, autoescape=True)
-    asked = sa.select(columns.key, columns.state, columns.candidates).where(*here, were).order_by(columns.key)
+    asked = sa.select(columns.key, columns.candidates).where(*here, were).order_by(columns.key)
     for row in journal.execute(asked.with_for_update()).all():
-        values: dict[str, Any] = {"next_look_at": at}
-        if row.state == PaymentState.ABSENT:
-            left = tuple(each for each in json.loads(row.candidates) if each != transaction_id)
-            values |= {
-                "candidates": json.dumps(left) if left else None,
-                **reason_columns(may_be(left) if left else None),
-            }
-        journal.change(row.key, values)
+        left = [each for each in json.loads(row.candidates) if each != transaction_id]
+        values = {"candidates": json.dumps(left) if left else None, "next_look_at": at}
+        journal.change(row.key, {**values, **reason_columns(may_be(left) if left else None)})
 
 
 def find_rival(
