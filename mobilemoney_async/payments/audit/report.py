@@ -167,7 +167,7 @@ def incomplete(walk: Walk, *, is_waited_for: bool) -> Iterable[Difference]:
         yield difference(DifferenceKind.INCOMPLETE, said, step=step)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class Comparison:
     """Comparison of a listing with the store as it was afterwards.
 
@@ -184,11 +184,11 @@ class Comparison:
         grace: For how long a transaction that no payment claims may be on its way.
     """
 
-    rows: Sequence[Transaction] = attrs.field(repr=False)
-    owned: Mapping[str, PaymentRecord] = attrs.field(repr=False)
-    open_ones: Sequence[PaymentRecord] = attrs.field(repr=False)
-    sent: Sequence[PaymentRecord] = attrs.field(repr=False)
-    facts: RowFacts = attrs.field(repr=False)
+    rows: Sequence[Transaction]
+    owned: Mapping[str, PaymentRecord]
+    open_ones: Sequence[PaymentRecord]
+    sent: Sequence[PaymentRecord]
+    facts: RowFacts
     is_sole_writer: bool
     began_at: datetime
     now: datetime
