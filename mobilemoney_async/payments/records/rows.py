@@ -184,11 +184,9 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
     if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
         values["code"] = entry.code and shorten(entry.code)
-    if entry.event is PaymentEvent.LOSE:
-        # A listing that began before the request ended proves nothing.
+    if entry.event in {PaymentEvent.LOSE, PaymentEvent.CONFIRM_ABSENT}:
+        # A listing that began before the request ended, or before someone's word, proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
-    if entry.event is PaymentEvent.CONFIRM_ABSENT:
-        values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
     values |= {} if entry.reason is None else reason_columns(entry.reason)
     values |= {} if entry.named_id is None else {"named_id": entry.named_id}
     if entry.candidates:
