@@ -80,10 +80,9 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     known = sa.case((columns.first_record_at.is_(None), sa.literal(BEFORE_ALL, UTCDateTime)), else_=last)
     sent = sa.func.coalesce(newest(lives), lives.c.began_at)
     end = sa.case((sent > lives.c.began_at, sent), else_=lives.c.began_at)
-    is_said = [sa.true() if account is None else table.c.account == account for table in (accounts, lives)]
-    run(lives.update().where(is_said[1], lives.c.until > sent).values(until=end))
+    run(lives.update().where(_is_of(account, lives), lives.c.until > sent).values(until=end))
     values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
-    return run(accounts.update().where(is_said[0]).values(values)).rowcount
+    return run(accounts.update().where(_is_of(account, accounts)).values(values)).rowcount
 
 
 def pause_payouts(connection: sa.Connection, account: str | None) -> None:
@@ -93,19 +92,23 @@ def pause_payouts(connection: sa.Connection, account: str | None) -> None:
     queued = sa.select(_columns.account).distinct().where(_columns.account.not_in(sa.select(columns.account)))
     if names := run(queued).scalars().all() if account is None else [account]:
         run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
-    is_said = sa.true() if account is None else columns.account == account
     has_queued = sa.exists().where(_columns.account == columns.account, *_QUEUED_PAYOUTS)
     lasting = sa.case((columns.paused_until.is_(None), sa.func.coalesce(columns.paused, "")), else_="")
     is_new = ~lasting.startswith(WAS_RESTORED)
     paused = {"paused": sa.literal(WAS_RESTORED).concat(lasting), "paused_until": None}
-    run(accounts.update().where(is_said, has_queued, is_new).values(paused))
+    run(accounts.update().where(_is_of(account, accounts), has_queued, is_new).values(paused))
 
 
 def queued_payouts(connection: sa.Connection, *, account: str | None = None) -> tuple[int, Decimal]:
     """Return the number and sum of the queued disbursements of one account or all."""
-    here = [] if account is None else [_columns.account == account]
-    amounts = connection.execute(sa.select(_columns.amount).where(*here, *_QUEUED_PAYOUTS)).scalars().all()
+    queued = sa.select(_columns.amount).where(_is_of(account, payments), *_QUEUED_PAYOUTS)
+    amounts = connection.execute(queued).scalars().all()
     return len(amounts), sum(map(Decimal, amounts), Decimal(0))
+
+
+def _is_of(account: str | None, table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition of the rows of one account, or of all."""
+    return sa.true() if account is None else table.c.account == account
 
 
 def newest_owned(journal: Journal, until: datetime) -> datetime | None:
