@@ -41,7 +41,7 @@ from mobilemoney_async.payments.ownership.searches import go_on
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
-from mobilemoney_async.payments.records.statements import CONFLICTS
+from mobilemoney_async.payments.records.statements import CONFLICTS, OF_ACCOUNT
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -56,20 +56,18 @@ _CHECK_AGAIN, _CHECK_VAULT = 10.0, 3600.0
 _CONTACT = timedelta(minutes=1)
 
 
-_here = payments.c.account == sa.bindparam("of_account")
+_here = payments.c.account == OF_ACCOUNT
 NEWEST: sa.Select[Any] = (
     sa.select(payments.c.sent_at).where(_here, payments.c.sent_at.is_not(None)).order_by(payments.c.sent_at.desc())
 )
 """Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
-_until = sa.select(lives.c.until).where(lives.c.account == sa.bindparam("of_account")).order_by(lives.c.began_at.desc())
+_until = sa.select(lives.c.until).where(lives.c.account == OF_ACCOUNT).order_by(lives.c.began_at.desc())
 _LATEST = [
     each.limit(1).scalar_subquery().label(name) for name, each in {"newest": NEWEST, "life_until": _until}.items()
 ]
-_FACTS = sa.select(*_LATEST, *_FIELDS).select_from(
-    _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
-)
+_FACTS = sa.select(*_LATEST, *_FIELDS).select_from(_one.outerjoin(accounts, accounts.c.account == OF_ACCOUNT))
 _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 

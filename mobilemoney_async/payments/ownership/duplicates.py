@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.payments.records.statements import account_column
+from mobilemoney_async.payments.records.statements import OF_ACCOUNT, account_column
 from mobilemoney_async.payments.records.unmatched import (
     FAILED,
     IS_OPEN,
@@ -61,9 +61,7 @@ _STOPS_FOR_A_WHILE = sa.and_(
         sa.and_(sa.bindparam("of_payout", type_=sa.Boolean), _columns.fits_key.is_not(None)),
     ),
 )
-_others = sa.exists().where(
-    accounts.c.account == sa.bindparam("of_account"), accounts.c.others_until > sa.bindparam("of_now")
-)
+_others = sa.exists().where(accounts.c.account == OF_ACCOUNT, accounts.c.others_until > sa.bindparam("of_now"))
 # Where other systems pay too, what they made in a lost time stops no collection, unless payments are lost for certain.
 _STOPS_AS_LOST = sa.and_(
     _columns.is_lost,
@@ -72,7 +70,7 @@ _STOPS_AS_LOST = sa.and_(
 SUSPECT: sa.ColumnElement[str | None] = (
     sa.select(_columns.transaction_id)
     .where(
-        _columns.account == sa.bindparam("of_account"),
+        _columns.account == OF_ACCOUNT,
         _columns.number_digest == sa.bindparam("of_digest"),
         _columns.type == sa.bindparam("of_type"),
         _columns.amount == sa.bindparam("of_amount"),
@@ -96,7 +94,7 @@ _earlier = payments.alias()
 TURNED: sa.Label[Any] = (
     sa.select(_earlier.c.key)
     .where(
-        _earlier.c.account == sa.bindparam("of_account"),
+        _earlier.c.account == OF_ACCOUNT,
         _earlier.c.type == sa.bindparam("of_type"),
         _earlier.c.amount == sa.bindparam("of_amount"),
         _earlier.c.phone_number.in_([sa.bindparam("of_phone_number"), sa.bindparam("of_erased")]),

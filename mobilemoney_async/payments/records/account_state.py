@@ -16,7 +16,7 @@ from mobilemoney_async.database.schema import accounts, erasures, insert_missing
 from mobilemoney_async.errors import AccountSuspended, StoreError
 from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.statements import account_column
+from mobilemoney_async.payments.records.statements import OF_ACCOUNT, account_column
 from mobilemoney_async.text import printable, redact
 
 WHOLE_ACCOUNT = "account"
@@ -44,7 +44,7 @@ def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: da
     run, rows = connection.execute, [{"account": each} for each in failures]
     run(insert_missing(accounts, connection.dialect.name), rows)  # what is only queued has no row yet
     free = sa.select(accounts.c.account).where(accounts.c.account.in_(failures)).with_for_update(skip_locked=True)
-    statement = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
+    statement = accounts.update().where(accounts.c.account == OF_ACCOUNT)
     if found := run(free).scalars().all():
         run(statement, [{"of_account": each, "error": failures[each], "error_at": at} for each in found])
 
