@@ -140,8 +140,8 @@ DEFECTS = (
     Defect(  # before "payments: a witness whose time is off by minutes does not stop a look"
         "a clock that is set stops each look",
         "payments/ownership/evidence.py",
-        "        is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))\n",
-        "        is_near = is_within(row, start, end)\n",
+        "        is_near = is_within(row, *own.window(skew, STEADY))\n",
+        "        is_near = is_within(row, *own.window(skew))\n",
     ),
     # Of the kinds that a change could bring back.
     Defect(
@@ -326,8 +326,8 @@ DEFECTS = (
     Defect(
         "a row that is stamped late does not forbid absence",
         "payments/ownership/matching.py",
-        "return shift(start, -_NEAR), shift(end, _NEAR)",
-        "return shift(start, -_NEAR), end",
+        "return self.window(skew, _NEAR)",
+        "return self.window(skew, _NEAR)[0], self.window(skew)[1]",
     ),
     Defect(
         "a poller does not catch up after a new epoch of the feed",

@@ -326,9 +326,8 @@ class Evidence:
             is_unreadable = any(each.id == record.transaction_id for each in self.walk.unreadable)
             return Reason(PaymentCause.UNREADABLE) if is_unreadable else Reason(PaymentCause.HIDDEN, record.key)
         own = query_for(self.owned.get(row.id, record))
-        start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
-        is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))
+        is_near = is_within(row, *own.window(skew, STEADY))
         if is_near and match(own, row, self.spellings) is Match.CERTAIN:
             return None
         return Reason(PaymentCause.ALTERED, record.key)
@@ -383,9 +382,8 @@ class Evidence:
         """Return the key of another payment that may be a row as well, or None."""
         for rival in self._searched.find(row_kind(row)):
             other = self.searches[rival]
-            start, end = other.window(skew)
             # A payment is seen some minutes off where a clock was set: it is a rival all the same.
-            is_seen = may_be_within(row, shift(start, -STEADY), shift(end, STEADY))
+            is_seen = may_be_within(row, *other.window(skew, STEADY))
             if rival != key and is_seen and match(other, row, self.spellings) is not Match.NONE:
                 return rival
         return None
@@ -415,6 +413,5 @@ def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> b
 
     Because of that id its number may be in any form. `skew` is from the Date header of the answer, if there is one.
     """
-    start, end = query.window(skew)
     fit = match(query, transaction, ANY_FORM)
-    return fit is Match.CERTAIN and is_within(transaction, start, end)
+    return fit is Match.CERTAIN and is_within(transaction, *query.window(skew))

@@ -137,18 +137,21 @@ class PaymentQuery:
         """Its place in a `KindIndex`."""
         return Decimal(self.amount), own_local_digits(self.phone_number)
 
-    def window(self, skew: Skew | None) -> tuple[datetime, datetime]:
-        """Return the first and the last time of a match that is believed, on the service's clock."""
+    def window(self, skew: Skew | None, spare: timedelta = timedelta(0)) -> tuple[datetime, datetime]:
+        """Return the first and the last time of a match that is believed, on the service's clock, and a time to spare.
+
+        That is for a clock that was set.
+        """
         if skew is None:
-            return shift(self.sent_at, -_UNKNOWN_SLACK), shift(self.ended_at, _LATE + _UNKNOWN_SLACK)
-        return shift(self.sent_at, skew.low - _SLACK), shift(self.ended_at, skew.high + _LATE + _SLACK)
+            return shift(self.sent_at, -_UNKNOWN_SLACK - spare), shift(self.ended_at, _LATE + _UNKNOWN_SLACK + spare)
+        early, late = skew.low - _SLACK - spare, skew.high + _LATE + _SLACK + spare
+        return shift(self.sent_at, early), shift(self.ended_at, late)
 
     def reach(self, skew: Skew | None) -> tuple[datetime, datetime]:
         """Return the first and the last time at which a match forbids calling the payment absent."""
         if skew is None:
             return _FIRST_MOMENT, _LAST_MOMENT
-        start, end = self.window(skew)
-        return shift(start, -_NEAR), shift(end, _NEAR)
+        return self.window(skew, _NEAR)
 
 
 def query_for(record: PaymentRecord) -> PaymentQuery:

@@ -268,8 +268,7 @@ def _is_of_request(journal: Journal, record: PaymentRecord, transaction: Transac
         return False
     around = neighbours(journal, record, settled_at=at)
     samples = own_samples((each, each.transaction) for each in around)
-    start, end = query_for(record).window(estimate_skew(samples))
-    return may_be_within(transaction, shift(start, -STEADY), shift(end, STEADY))
+    return may_be_within(transaction, *query_for(record).window(estimate_skew(samples), STEADY))
 
 
 def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
@@ -312,8 +311,8 @@ def find_rival(
         )
     )
     for each in journal.execute(lost):
-        start, end = attrs.evolve(query, sent_at=shift(each.at, -_LONGEST_REQUEST), ended_at=each.at).window(skew)
-        if may_be_within(transaction, start, end):
+        request = attrs.evolve(query, sent_at=shift(each.at, -_LONGEST_REQUEST), ended_at=each.at)
+        if may_be_within(transaction, *request.window(skew)):
             return str(each.key)
     return None
 
