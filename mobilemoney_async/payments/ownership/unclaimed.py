@@ -149,16 +149,13 @@ class UnclaimedObserver:
                 due_at = self._due_at(row, began_at, now)
                 if due_at is not None:
                     fresh.append((row, due_at))
-            elif line.shown.state != OPEN:
+                continue
+            changed += [row] if line.shown.status != row.status else []
+            if line.shown.state != OPEN or line.told_at is not None:
                 self._store.remember(row.id, str(row.status))
-                changed += [row] if not line.shown.status else []  # explained before a list showed it
             else:
-                changed += [row] if line.shown.status != row.status else []
-                if line.told_at is not None:
-                    self._store.remember(row.id, str(row.status))
-                else:
-                    is_due = is_due or now >= line.due_at
-                    self._store.remember(row.id, max(line.due_at, now))
+                is_due = is_due or now >= line.due_at
+                self._store.remember(row.id, max(line.due_at, now))
         if fresh or changed or is_due:
             work = partial(self._record, account=account, fresh=fresh, changed=changed, now=now)
             await shielded(partial(self._write, work, now))  # once it is noted, a row is reported by this task or never
