@@ -140,13 +140,11 @@ def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentReco
     times = sorted(row.created_at for row in walk.rows if row.created_at is not None)
     first, last = (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (walk.began_at, walk.began_at)
     is_whole = walk.is_complete and not walk.unreadable
-    inside: list[PaymentRecord] = []
-    before: list[PaymentRecord] = []
-    after: list[PaymentRecord] = []
+    parts: tuple[list[PaymentRecord], ...] = [], [], []
     for each in missing:
         at = query_for(each).sent_at
-        (before if at < first else after if at > last or not is_whole else inside).append(each)
-    return inside, before, after
+        parts[1 if at < first else 2 if at > last or not is_whole else 0].append(each)
+    return parts
 
 
 async def _read_edges(lister: Lister, edges: Sequence[Sequence[PaymentRecord]]) -> Mapping[str, Transaction]:
