@@ -86,7 +86,6 @@ class UnclaimedObserver:
         self._utcnow = pipeline.utcnow
         self._wait = store.settles_after(pipeline.options.timeout)
         self._on_event = pipeline.on_event
-        self._merchant_id: str | None = None
         # As rows of our own payments show it; None if none does yet.
         self._skew: Skew | None = None
         self._is_full = False
@@ -133,7 +132,7 @@ class UnclaimedObserver:
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
         own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
         ids = [*own, *(row.id for row in new)]
-        account, owned, lines, self._merchant_id = await self._store.read(lambda journal: _look(journal, rows, ids))
+        account, owned, lines, merchant_id = await self._store.read(lambda journal: _look(journal, rows, ids))
         if account is None or account.number_key is None or account.first_record_at is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
@@ -141,12 +140,13 @@ class UnclaimedObserver:
         for transaction_id, record in owned.items():
             self._store.remember(transaction_id, not record.is_adopted)
         self._skew = estimate_skew(own_samples((owned.get(row.id), row) for row in rows)) or self._skew
-        began_at = shift(account.first_record_at, self._ahead)
+        # On the service's clock.
+        facts = RowFacts(merchant_id=merchant_id, began_at=shift(account.first_record_at, self._ahead))
         fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
         for row in (each for each in new if each.id not in owned):
             line = lines.get(row.id)
             if line is None:
-                due_at = self._due_at(row, began_at, now)
+                due_at = self._due_at(row, facts, now)
                 if due_at is not None:
                     fresh.append((row, due_at))
                 continue
@@ -165,14 +165,10 @@ class UnclaimedObserver:
         """How far the service's clock is ahead at least; nothing if that is not known."""
         return timedelta(0) if self._skew is None else self._skew.low
 
-    def _due_at(self, row: Transaction, began_at: datetime, now: datetime) -> datetime | None:
-        """Return from when a row without an owner is judged, if it is to have a line now; else remember it.
-
-        `began_at` is when the account made its first payment, on the service's clock.
-        """
+    def _due_at(self, row: Transaction, facts: RowFacts, now: datetime) -> datetime | None:
+        """Return from when a row without an owner is judged, if it is to have a line now; else remember it."""
         made_at, known = row.created_at, self._seen.get(row.id)
-        found = RowFacts(merchant_id=self._merchant_id, began_at=began_at).classify(row, self._skew)
-        if found is not RowClass.UNMATCHED:
+        if facts.classify(row, self._skew) is not RowClass.UNMATCHED:
             self._store.remember(row.id, False)
             return None
         due_at = known if isinstance(known, datetime) else now + self._wait
