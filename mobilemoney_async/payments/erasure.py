@@ -133,25 +133,21 @@ def _numbers(journal: Journal, number: str | None = None) -> list[str]:
     found = set[str]()
     for table in (payments, batch_lines):
         is_wanted = table.c.phone_number.not_like(f"{ERASED}%") if number is None else table.c.phone_number == number
-        here = (table.c.account == journal.account, is_wanted)
-        found.update(journal.execute(sa.select(table.c.phone_number).where(*here).distinct()).scalars())
+        statement = journal.select(table, table.c.phone_number).where(is_wanted).distinct()
+        found.update(journal.execute(statement).scalars())
     return sorted(found)
 
 
 def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetime) -> None:
-    run, here = journal.execute, _columns.account == journal.account
     is_recent = sa.and_(
         _columns.changed_at >= at - _COMPARED, sa.or_(_columns.state == PaymentState.RELEASED, WAS_REFUSED_SOFTLY)
     )
     is_open = sa.or_(_columns.state.not_in(CLOSED), IS_CONTRADICTED, is_recent)
-    keys = run(sa.select(_columns.key).where(here, of_payment, is_open).order_by(_columns.key).limit(_MOST_NAMED + 1))
-    waiting = (
-        sa.select(batches.c.id)
-        .join(batch_lines, sa.and_(batch_lines.c.account == batches.c.account, batch_lines.c.batch == batches.c.id))
-        .where(batches.c.account == journal.account, batches.c.state == PROPOSED, of_line)
-        .distinct()
-    )
-    open_keys, ids = list(keys.scalars()), list(run(waiting).scalars())
+    still_open = journal.select(payments, _columns.key).where(of_payment, is_open).order_by(_columns.key)
+    with_line = journal.select(batch_lines, batch_lines.c.batch).where(of_line)
+    waiting = journal.rows(batches, batches.c.state == PROPOSED, batches.c.id.in_(with_line))
+    open_keys = list(journal.execute(still_open.limit(_MOST_NAMED + 1)).scalars())
+    ids = [batch.id for batch in waiting]
     if open_keys or ids:
         more = ", …" if len(open_keys) > _MOST_NAMED else ""
         named = [f"payments {', '.join(map(repr, open_keys[:_MOST_NAMED]))}{more}"] if open_keys else []
@@ -167,9 +163,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     run, rows = journal.execute, Counter[str]()
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
-        of_number = (_columns.account == journal.account, _columns.phone_number == number, _columns.state.in_(CLOSED))
-        named = (_columns.key, _columns.state, _columns.transaction, _columns.acknowledgement, _columns.extra_digest)
-        found = run(sa.select(*named).where(*of_number)).all()
+        found = journal.rows(payments, _columns.phone_number == number, _columns.state.in_(CLOSED))
         change = payments.update().where(
             _columns.account == journal.account,
             _columns.key == sa.bindparam("of_key"),
@@ -193,17 +187,15 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         for some in chunks(values):
             run(change, some)
         rows[payments.name] += len(found)
-        marked_ones = sa.select(_columns.key).where(
-            _columns.account == journal.account, _columns.phone_number == marked
-        )
+        marked_ones = journal.select(payments, _columns.key).where(_columns.phone_number == marked)
         of_entry = (history.c.key.in_(marked_ones), history.c.detail != _ERASED)
         of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
         rows[history.name] += journal.change_rows(history, *of_entry, of_person, detail=_ERASED)
-        of_line = (batch_lines.c.account == journal.account, batch_lines.c.phone_number == number)
+        of_line = batch_lines.c.phone_number == number
         # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
-        for batch in run(sa.select(batch_lines.c.batch).where(*of_line).distinct()).scalars().all():
+        for batch in {line.batch for line in journal.rows(batch_lines, of_line)}:
             journal.change_rows(batches, batches.c.id == batch, digest=secrets.token_hex(32))
-        rows[batch_lines.name] += journal.change_rows(batch_lines, *of_line, phone_number=marked, info=None)
+        rows[batch_lines.name] += journal.change_rows(batch_lines, of_line, phone_number=marked, info=None)
         ids = marked_ones.with_only_columns(_columns.transaction_id)
         is_own = unmatched.c.transaction_id.in_(ids)  # explained, since its final state has changed
         of_changes = retries.c.name.in_(marked_ones), retries.c.name.in_(ids)
@@ -219,7 +211,7 @@ def _erase_lines(
     """Replace numbers and notes of unmatched transactions, and the errors of their changes and others; count them."""
     number = sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED)
     rows[unmatched.name] += journal.change_rows(unmatched, of_line, _IS_LEFT, shown_number=number, note=None)
-    ids = sa.select(unmatched.c.transaction_id).where(unmatched.c.account == journal.account, of_line)
+    ids = journal.select(unmatched, unmatched.c.transaction_id).where(of_line)
     of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error != _ERASED)
     rows[retries.name] += journal.change_rows(retries, *of_error, error=_ERASED)
 

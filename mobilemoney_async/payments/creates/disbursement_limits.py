@@ -120,4 +120,4 @@ def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _
     is_queued = (_columns.state == str(PaymentState.QUEUED)) & is_soon & queue
     counts = ((_columns.sent_at > at - A_DAY) & _MAY_HAVE_MOVED) | is_queued
     is_disbursement = _columns.type == str(TransactionType.DISBURSEMENT)
-    return sa.select(payments).where(_columns.account == journal.account, is_disbursement, counts)
+    return journal.select(payments).where(is_disbursement, counts)

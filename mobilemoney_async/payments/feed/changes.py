@@ -199,32 +199,27 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     Returns:
         The number to go on behind, or None at the end.
     """
-    run, here = journal.execute, _columns.account == journal.account
-    numbered = sa.select(_columns.at).where(here, _columns.number > after).order_by(_columns.number).limit(1)
-    new = sa.select(_columns.at).where(here, IS_NEW).order_by(_columns.at).limit(1)
+    run, times = journal.execute, journal.select(changes, _columns.at).limit(1)
+    numbered = times.where(_columns.number > after).order_by(_columns.number)
+    new = times.where(IS_NEW).order_by(_columns.at)
     oldest = [at for each in (numbered, new) if (at := run(each).scalar()) is not None]
     if not oldest or min(oldest) >= until:
         return None  # as most times: by two looks at an index
     # From here on no consumer is made that would begin at changes which are deleted.
     journal.lock_account()
     feed = number_changes(journal)
-    done: int | None = run(
-        sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account)
-    ).scalar_one()
+    done: int | None = run(journal.select(consumers, sa.func.min(consumers.c.number))).scalar_one()
     upto = feed.last if done is None else done
-    page = sa.select(_columns.name, _columns.entry, _columns.number, _columns.at).where(
-        here, _columns.number > after, _columns.number <= upto
-    )
-    rows = run(page.order_by(_columns.number).limit(_AT_ONCE)).all()
+    page = journal.select(changes, _columns.number, _columns.at).order_by(_columns.number).limit(_AT_ONCE)
+    rows = run(page.where(_columns.number > after, _columns.number <= upto)).all()
     if not rows:
         return None
-    of_payment = (payments.c.account == journal.account, payments.c.key == _columns.name)
-    ended = sa.exists().where(*of_payment, payments.c.state.in_(CLOSED), payments.c.changed_at < until)
-    lags = sa.exists().where(
-        retries.c.account == journal.account, retries.c.name == _columns.name, retries.c.next_at.is_not(None)
-    )
+    has_ended = (payments.c.key == _columns.name, payments.c.state.in_(CLOSED), payments.c.changed_at < until)
+    lags = journal.select(retries).where(retries.c.name == _columns.name, retries.c.next_at.is_not(None)).exists()
+    ended = journal.select(payments).where(*has_ended).exists()
     is_old = sa.or_(sa.and_(_columns.entry > 0, ended), sa.and_(_columns.entry == 0, _columns.at < until))
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
+    here = _columns.account == journal.account
     gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
     if gone:
         journal.change_account(feed_pruned=max(feed.pruned, *gone), feed_prunings=feed.prunings + 1)

@@ -98,8 +98,7 @@ class ConsumerTable:
         Raises:
             StoreError: There is no such consumer, and no `start` to make it with.
         """
-        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
-        statement = sa.select(consumers).where(*here).with_for_update()
+        statement = self.journal.select(consumers).where(consumers.c.name == self.name).with_for_update()
         row = self.journal.execute(statement).one_or_none()
         if row is not None:
             return row
@@ -152,13 +151,13 @@ class ConsumerTable:
         first = fresh[0].number if fresh else row.tried
         if first != row.tried or row.used_at < now - _NOTED:
             self._change_own(tried=first, used_at=now)
-        next_at = self.journal.execute(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
+        earliest = self._of_own(sa.func.min(retries.c.next_at))
         return Delivery(
             again=read_some(self.journal, feed, again, reader=reader),
             fresh=fresh,
             upto=upto,
             parked=read_some(self.journal, feed, parked),
-            next_at=next_at,
+            next_at=self.journal.execute(earliest).scalar_one(),
             is_end=is_end,
         )
 
@@ -236,18 +235,18 @@ class ConsumerTable:
     def _go_on(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
         """Hand out the next change of a payment that lags behind, of those that were passed: up to a number."""
         columns = changes.c
-        here = (columns.account == self.journal.account, columns.name == row.name)
-        is_parked = sa.exists().where(*self._mine(), retries.c.number == columns.number)
-        passed = (columns.number > row.number, columns.number <= upto, ~is_parked)
-        number = self.journal.execute(sa.select(sa.func.min(columns.number)).where(*here, *passed)).scalar_one()
+        is_parked = self._of_own().where(retries.c.number == columns.number).exists()
+        passed = (columns.name == row.name, columns.number > row.number, columns.number <= upto, ~is_parked)
+        following = self.journal.select(changes, sa.func.min(columns.number)).where(*passed)
+        number = self.journal.execute(following).scalar_one()
         if number is not None:
             self._wait(row.name, number, tries=0, next_at=now)
 
     def _retries(self, *where: Any) -> Sequence[sa.Row[Any]]:
         return self.journal.rows(retries, retries.c.consumer == self.name, *where)
 
-    def _mine(self) -> tuple[sa.ColumnElement[bool], ...]:
-        return retries.c.account == self.journal.account, retries.c.consumer == self.name
+    def _of_own(self, *columns: Any) -> sa.Select[Any]:
+        return self.journal.select(retries, *columns).where(retries.c.consumer == self.name)
 
     def _change(self, number: int, **values: Any) -> None:
         self.journal.change_rows(retries, retries.c.consumer == self.name, retries.c.number == number, **values)

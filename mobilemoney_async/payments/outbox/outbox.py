@@ -289,9 +289,8 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
 
     At most a thousand, and none whose row another process changes right now, which may be sending it.
     """
-    here = (_columns.account == journal.account, IS_QUEUED, _columns.not_after <= at)
-    late = sa.select(_columns.key).where(*here).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
-    keys = list(journal.execute(late).scalars())
+    late = journal.select(payments, _columns.key).where(IS_QUEUED, _columns.not_after <= at).limit(_MOST_AT_ONCE)
+    keys = list(journal.execute(late.with_for_update(skip_locked=True)).scalars())
     note = "it was not sent before its not_after"
     _take_out(journal, _columns.key.in_(keys), PaymentEvent.WITHDRAW, source=Source.CALLER, note=note, at=at)
     return keys
@@ -342,7 +341,6 @@ def next_queued(
 
 def count_queued(journal: Journal) -> Counted:
     """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
-    figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
-    here = (_columns.account == journal.account, IS_QUEUED)
-    row: Any = journal.execute(figures.select_from(payments).where(*here)).one()
+    figures = (sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
+    row: Any = journal.execute(journal.select(payments, *figures).where(IS_QUEUED)).one()
     return row[0], row[1], row[2]

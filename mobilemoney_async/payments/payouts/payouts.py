@@ -141,8 +141,8 @@ class Payouts:
                 lock_limits(journal)
             # All batches of this content wait for each other, since they have the same keys; in one order, against
             # deadlocks.
-            alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
-            locked = journal.execute(alike.order_by(batches.c.id).with_for_update()).all()
+            alike = journal.select(batches).where(batches.c.digest == shown).order_by(batches.c.id)
+            locked = journal.execute(alike.with_for_update()).all()
             batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
             require_approvable(batch, by=approver, digest=shown)
             duplicates: Mapping[int, str] = {}

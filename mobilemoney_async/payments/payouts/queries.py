@@ -91,7 +91,7 @@ def insert_batch(
 
 def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
     """Return a batch, or raise `StoreError` if there is none; locked until the commit, if asked for."""
-    statement = sa.select(batches).where(batches.c.account == journal.account, batches.c.id == id)
+    statement = journal.select(batches).where(batches.c.id == id)
     row = journal.execute(statement.with_for_update() if lock else statement).one_or_none()
     if row is None:
         raise nothing_changed(f"there is no batch {id!r}")

@@ -58,9 +58,8 @@ def find_queue(journal: Journal, id: str | None) -> Queue:
     """Return what is queued in an account, of a batch if any and beside it; a proposed one as if it were approved."""
     lines, used = ([], {}) if id is None else (find_lines(journal, id), find_payments(journal, id))
     own = {row.key for chain in find_all_payments(journal, used).values() for row in chain}
-    of_account = sa.select(payments.c.key, payments.c.amount).where(payments.c.account == journal.account, IS_QUEUED)
     amounts: dict[bool, list[Decimal]] = {True: [], False: []}
-    for row in journal.execute(of_account):
+    for row in journal.execute(journal.select(payments, payments.c.key, payments.c.amount).where(IS_QUEUED)):
         amounts[row.key in own].append(load_amount(row.amount))
     if id is not None and find_row(journal, id).state == PROPOSED:
         amounts[True] += [load_amount(each.amount) for each in lines_to_queue(lines, used)]
@@ -119,9 +118,8 @@ def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int
 def _last_total(journal: Journal, batch: sa.Row[Any]) -> Decimal | None:
     """Return the total of the batch of the same name, but for its digits, that was approved last; None for a retry."""
     columns, name = batches.c, _without_digits(batch.name)
-    approved = (columns.account == journal.account, columns.approved_at.is_not(None), columns.id != batch.id)
-    earlier = sa.select(columns.name, columns.total).where(*approved, columns.parent.is_(None))
-    rows = journal.execute(earlier.order_by(columns.approved_at.desc()).limit(_MOST_EARLIER))
+    approved = (columns.approved_at.is_not(None), columns.id != batch.id, columns.parent.is_(None))
+    rows = journal.rows(batches, *approved, order_by=[columns.approved_at.desc()], limit=_MOST_EARLIER)
     alike = (row.total for row in rows if batch.parent is None and _without_digits(row.name) == name)
     return next((load_amount(total) for total in alike), None)
 

@@ -123,12 +123,15 @@ class Journal:
         row = self.row(key, lock=lock)
         return None if row is None else to_record(row)
 
+    def select(self, table: sa.FromClause, *columns: Any) -> sa.Select[Any]:
+        """Return the statement for the account's rows of a table, all their columns or some."""
+        return sa.select(*columns or (table,)).where(table.c.account == self.account)
+
     def rows(
         self, table: sa.Table, *where: Any, order_by: Sequence[Any] = (), limit: int | None = None
     ) -> Sequence[sa.Row[Any]]:
         """Return the account's rows that meet some conditions."""
-        statement = sa.select(table).where(table.c.account == self.account, *where)
-        return self.execute(statement.order_by(*order_by).limit(limit)).all()
+        return self.execute(self.select(table).where(*where).order_by(*order_by).limit(limit)).all()
 
     def records(self, *where: Any, order_by: Sequence[Any] = (), limit: int | None = None) -> list[PaymentRecord]:
         """Return the payments that meet some conditions, without their histories."""
@@ -136,8 +139,7 @@ class Journal:
 
     def count(self, table: sa.Table, *where: Any) -> int:
         """Return the number of the account's rows that meet some conditions."""
-        here = sa.select(sa.func.count()).select_from(table).where(table.c.account == self.account, *where)
-        return int(self.execute(here).scalar_one())
+        return int(self.execute(self.select(table, sa.func.count()).where(*where)).scalar_one())
 
     def change_rows(self, table: sa.Table, *where: Any, **values: Any) -> int:
         """Change columns of the account's rows that meet some conditions, and return their number."""
