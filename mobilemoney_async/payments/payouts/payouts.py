@@ -31,6 +31,7 @@ from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     count_states,
     find_all_payments,
+    find_keys,
     find_lines,
     find_payments,
     find_row,
@@ -131,7 +132,7 @@ class Payouts:
             if batch.parent is None or batch.state != PROPOSED:
                 return ()
             replaced = (line.previous_key for line in find_lines(journal, batch.id))
-            return transactions_of(journal, filter(None, replaced))
+            return transactions_of(journal, find_keys(journal, filter(None, replaced)))
 
         # Of a retry, once more: the approver may come days after the proposer.
         seen = await self._see(await self._store.read(look))
@@ -187,7 +188,7 @@ class Payouts:
             found = find_open(journal, find_row(journal, name).id)
             if found is not None:
                 return find_batch(journal, found, now)
-            return transactions_of(journal, (line.key for line in find_lines(journal, name)))
+            return transactions_of(journal, find_payments(journal, name))
 
         failed = await self._store.read(look)
         if isinstance(failed, PayoutBatch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -100,19 +100,10 @@ def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
 
 def hand_over(journal: Journal, id: str) -> None:
     """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
-    own, other = batch_lines.alias(), batch_lines.alias()
-    is_same = sa.and_(own.c.account == other.c.account, own.c.key == other.c.key, own.c.batch != other.c.batch)
-    is_its = sa.and_(batches.c.account == other.c.account, batches.c.id == other.c.batch)
-    here = (own.c.account == journal.account, own.c.batch == id, batches.c.state == APPROVED)
-    shared = sa.select(other.c.batch, other.c.key).join(own, is_same).join(batches, is_its).where(*here)
-    keys = defaultdict[str, list[str]](list)
-    for row in journal.execute(shared.order_by(other.c.batch)):
-        keys[row.batch].append(row.key)
     may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
-    for batch, names in keys.items():
-        for some in chunks(names):
-            which = (payments.c.batch == id, payments.c.key.in_(some), may_be_sent)
-            journal.change_rows(payments, *which, batch=batch)
+    for other in journal.rows(batches, batches.c.state == APPROVED, batches.c.id != id, order_by=[batches.c.id]):
+        keys = journal.select(batch_lines, batch_lines.c.key).where(batch_lines.c.batch == other.id)
+        journal.change_rows(payments, payments.c.batch == id, may_be_sent, payments.c.key.in_(keys), batch=other.id)
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
@@ -142,31 +133,34 @@ def can_queue(row: sa.Row[Any]) -> bool:
     return move(PaymentState(row.state), PaymentEvent.ENQUEUE) is not None
 
 
-def find_chains(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, list[sa.Row[Any]]]:
-    """Return all payments of a line, oldest first, by one of their keys: each retry has made one in place of the last.
+def find_chains(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
+    """Return all payments of each line, oldest first, by the key of one: each retry has made one in place of the last.
 
-    With `lock`, the payment of the key itself is locked until the commit.
+    Args:
+        journal: The store.
+        found: The ones, by key.
     """
-    chains: dict[str, list[sa.Row[Any]]] = {row.key: [row] for row in find_keys(journal, keys, lock=lock)}
+    chains = {key: [row] for key, row in found.items()}
     for link, end in (("previous_key", 0), ("next_key", -1)):
         while others := {
             key: getattr(rows[end], link) for key, rows in chains.items() if getattr(rows[end], link) is not None
         }:
-            found = {row.key: row for row in find_keys(journal, others.values())}
+            linked = find_keys(journal, others.values())
             for key, other in others.items():
-                chains[key].insert(len(chains[key]) if end else 0, found[other])
+                chains[key].insert(len(chains[key]) if end else 0, linked[other])
     return chains
 
 
-def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> Iterator[sa.Row[Any]]:
-    """Yield the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
+def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, sa.Row[Any]]:
+    """Return the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
     statement = sa.select(payments).order_by(payments.c.key)
-    return select_among(journal, statement.with_for_update() if lock else statement, payments.c.key, sorted(keys))
+    rows = select_among(journal, statement.with_for_update() if lock else statement, payments.c.key, sorted(keys))
+    return {row.key: row for row in rows}
 
 
 def find_all_payments(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
-    """Return all payments of each line, oldest first, by the key of the batch's own one; see `find_chains`."""
-    retried = [key for key, row in found.items() if row.next_key is not None]
+    """Return the payments of each line, oldest first, by the key of the batch's own: of one that was retried, all."""
+    retried = {key: row for key, row in found.items() if row.next_key is not None}
     return {key: [row] for key, row in found.items()} | find_chains(journal, retried)
 
 
@@ -224,9 +218,9 @@ def _count_lines(journal: Journal, id: str) -> Mapping[str, int]:
     # Not as IS NOT NULL, which would let PostgreSQL begin with the payments: see `_of_lines`.
     is_retried = sa.func.coalesce(payments.c.next_key, "") != ""
     retried = journal.execute(_of_lines(sa.select(payments), journal.account, id).where(is_retried))
-    rows = {row.key: row for row in retried}
-    for key, chain in find_chains(journal, rows).items():
-        found[line_state(rows[key])] -= 1
+    own = {row.key: row for row in retried}
+    for key, chain in find_chains(journal, own).items():
+        found[line_state(own[key])] -= 1
         found[line_state(decisive(chain))] += 1
     return +found
 

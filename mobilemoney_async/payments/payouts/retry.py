@@ -15,7 +15,7 @@ payments are locked, in the order of their keys, while the retry is approved.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +30,9 @@ from mobilemoney_async.payments.payouts.lost_retries import found_since
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     find_chains,
+    find_keys,
     find_lines,
+    find_payments,
     find_row,
     insert_batch,
     nothing_changed,
@@ -51,9 +53,9 @@ def find_open(journal: Journal, parent: str) -> str | None:
     return found[0].id if found else None
 
 
-def transactions_of(journal: Journal, keys: Iterable[str]) -> Sequence[str]:
-    """Return the transactions that are to be looked up before lines are paid again, by one key of each line."""
-    chains = find_chains(journal, keys).values()
+def transactions_of(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> Sequence[str]:
+    """Return the transactions that are to be looked up before lines are paid again, by one payment of each line."""
+    chains = find_chains(journal, found).values()
     rows = (row for chain in chains if obstacle(chain) is None for row in chain)
     return [row.transaction_id for row in rows if row.transaction_id is not None]
 
@@ -79,7 +81,7 @@ def make_retry(
     if batch.approved_at is None:
         raise nothing_changed(f"batch {parent!r} was not approved: none of its lines was sent")
     lines = find_lines(journal, batch.id)
-    chains = find_chains(journal, (line.key for line in lines))
+    chains = find_chains(journal, find_payments(journal, batch.id))
     number = journal.count(batches, batches.c.parent == batch.id) + 1
     new = {line.key: f"{batch.id}-retry-{number}-{line.line}" for line in lines}
     lost = found_since(journal, chains, new)
@@ -149,7 +151,7 @@ def replace(
     replaced = {each.previous_key: each for each in lines if each.previous_key is not None}
     if not replaced:
         return
-    chains = find_chains(journal, replaced, lock=True)
+    chains = find_chains(journal, find_keys(journal, replaced, lock=True))
     lost = found_since(journal, chains, {key: line.key for key, line in replaced.items()})
     for key, line in replaced.items():
         chain = chains.get(key, [])

@@ -22,7 +22,6 @@ from mobilemoney_async.payments.payouts.lost_retries import found_since
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     can_queue,
-    find_all_payments,
     find_chains,
     find_lines,
     find_payments,
@@ -57,7 +56,7 @@ class Queue:
 def find_queue(journal: Journal, id: str | None) -> Queue:
     """Return what is queued in an account, of a batch if any and beside it; a proposed one as if it were approved."""
     lines, used = ([], {}) if id is None else (find_lines(journal, id), find_payments(journal, id))
-    own = {row.key for chain in find_all_payments(journal, used).values() for row in chain}
+    own = {row.key for chain in find_chains(journal, used).values() for row in chain}
     amounts: dict[bool, list[Decimal]] = {True: [], False: []}
     for row in journal.execute(journal.select(payments, payments.c.key, payments.c.amount).where(IS_QUEUED)):
         amounts[row.key in own].append(load_amount(row.amount))
@@ -133,7 +132,7 @@ def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) 
     if batch.parent is None:
         return {}
     numbers, lines = {each.line for each in own}, find_lines(journal, batch.parent)
-    chains = find_chains(journal, (each.key for each in lines))
+    chains = find_chains(journal, find_payments(journal, batch.parent))
     found: dict[int, str] = {}
     prefix = own[0].key.rpartition("-")[0]
     lost = found_since(journal, chains, {each.key: f"{prefix}-{each.line}" for each in lines})
