@@ -30,6 +30,7 @@ from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.values import (
     normalise_phone_number,
     refuse,
+    require_date,
     require_identifier,
     require_key,
     require_name,
@@ -130,10 +131,7 @@ class Payments(PaymentBook):
             InvalidRequest: An argument is no date, or the last day is before the first one.
             MobileMoneyError: The list could not be read.
         """
-        for name, day in (("from_date", from_date), ("to_date", to_date)):
-            if not isinstance(day, date) or isinstance(day, datetime):
-                raise refuse(name, "a datetime.date", day)
-        if to_date < from_date:
+        if require_date("to_date", to_date) < require_date("from_date", from_date):
             raise refuse("to_date", "not before from_date", to_date)
         await self._recovery.binding.require_bound()
         return await audit(self._store, self._pipeline, from_date, to_date)

@@ -112,9 +112,7 @@ def read_order(
     key = require_key("idempotency_key", idempotency_key)
     kind = require_type(type)
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
-    place = require_integer("priority", priority, -_MOST_PRIORITY)
-    if place > _MOST_PRIORITY:
-        raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
+    place = require_integer("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
     body = create_body(phone_number, amount, extra)
     text = None if extra is None or not extra.reveal() else HiddenText(encode("extra", extra).decode())
     return payment_request(kind, body, key), QueueOptions(extra=text, not_before=begin, not_after=end, priority=place)

@@ -217,8 +217,8 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
         columns.type == str(TransactionType.DISBURSEMENT),
         columns.created_at >= now - _RECENT,
         columns.state.not_in((PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)),
-        ~has_failed | columns.status.is_(None),
-        ~was_refused | columns.is_certain.is_(None),
+        ~has_failed,
+        ~was_refused,
     )
     statement = sa.select(*names).where(*made).order_by(columns.created_at)
     rows = select_among(journal, statement, columns.phone_number, sorted(forms))
