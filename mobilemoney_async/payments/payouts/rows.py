@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -19,7 +20,7 @@ from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain
+from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain, unfit
 from mobilemoney_async.text import csv_cell, name_lines
 from mobilemoney_async.values import (
     HiddenText,
@@ -47,8 +48,8 @@ MOST_TEXT = 20_000_000
 # Columns of a file, and problems that an error names.
 _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
-# Name of no column: the mark of a row with an amount that a comma may have divided.
-_DIVIDED = object()
+# Two cells of an amount that a comma may have divided, and the mark of a row with them: the name of no column.
+_THOUSANDS, _DIVIDED = re.compile(r"[0-9]{1,3}\n[0-9]{3}"), object()
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason", "warning")
 # End of a number that a spreadsheet has shown as 2.55681E+11, and saved so.
 _CUT = "000000"
@@ -161,7 +162,7 @@ def warnings_of(rows: Iterable[Any]) -> Mapping[int, str]:
 
 
 def _wrong(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"rows: nothing was recorded: {problem}", argument="rows")
+    return unfit(f"rows: nothing was recorded: {problem}")
 
 
 def _check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
@@ -302,12 +303,7 @@ def _fit_header(text: str, delimiter: str, columns: Mapping[str, str]) -> tuple[
 def _may_be_divided(names: Sequence[str], cells: Sequence[str]) -> bool:
     """Return whether the comma of an amount such as 15,000 may have divided it into two cells."""
     place = names.index("amount")
-    amount, after = [*cells[place:], "", ""][:2]
-    return _is_digits(amount, 1, 3) and _is_digits(after, 3, 3)
-
-
-def _is_digits(text: str, least: int, most: int) -> bool:
-    return text.isascii() and text.isdigit() and least <= len(text) <= most
+    return _THOUSANDS.fullmatch("\n".join(cells[place : place + 2])) is not None
 
 
 def _read_header(line: int, cells: list[str], columns: Mapping[str, str]) -> list[str]:
@@ -329,17 +325,15 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
     if not isinstance(row, Mapping):
         raise refuse("row", "a mapping with phone_number and amount", row)
     if _DIVIDED in row:
-        said = (
-            "an amount such as 15,000 may be divided here: separate the cells by semicolons, save the amounts without "
-        )
-        raise InvalidRequest(f"{said}commas, or put another column after the amount", argument="rows")
+        said = "separate the cells by semicolons, save the amounts without commas, or put another column after the"
+        raise unfit(f"an amount such as 15,000 may be divided here: {said} amount")
     if None in row or row.get(""):
-        raise InvalidRequest("has another number of values than the header", argument="rows")
+        raise unfit("has another number of values than the header")
     for name in (*_NEEDED, "key"):
         require_plain(name, row.get(name))
     missing = [name for name in _NEEDED if name not in row]
     if missing:
-        raise InvalidRequest(f"has no {missing[0]}", argument="rows")
+        raise unfit(f"has no {missing[0]}")
     return PayoutRow(
         line=line,
         key=_read_key(row),
@@ -372,19 +366,19 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     try:
         info = _Row((str(name), HiddenText("" if value is None else value)) for name, value in others)
     except ValueError:  # an int of more digits than Python writes
-        raise InvalidRequest("has a value that is too large for a text", argument="rows") from None
+        raise unfit("has a value that is too large for a text") from None
     taken = [name for name in _OF_REPORT if name in info]
     if taken:
-        raise InvalidRequest(f"column {taken[0]!r} is one of the report's own: rename yours", argument="rows")
+        raise unfit(f"column {taken[0]!r} is one of the report's own: rename yours")
     for name, value in info.items():
         plain = normalize("NFKC", name).strip().casefold()
         if plain in _LIKE_KEY:  # keys made of the content in place of these would pay again after any change
-            raise InvalidRequest(f"column {name!r} would not count as key: name it key, or otherwise", argument="rows")
+            raise unfit(f"column {name!r} would not count as key: name it key, or otherwise")
         only = _FIXED.get(plain)
         if only and value.strip().casefold() not in {"", only.casefold()}:
-            raise InvalidRequest(f"{name.strip()} must be {only}, or left out", argument="rows")
+            raise unfit(f"{name.strip()} must be {only}, or left out")
     if not can_encode("".join([*info, *info.values()])):
-        raise InvalidRequest("has lone surrogates: UTF-8 has none", argument="rows")
+        raise unfit("has lone surrogates: UTF-8 has none")
     return info
 
 

@@ -32,6 +32,11 @@ _NO_CELL = re.compile(rb"sheetData\b.*?<[!?]", re.DOTALL)
 _HIDDEN = {"1", "true"}
 
 
+def unfit(problem: str) -> InvalidRequest:
+    """Return the error for a file, or one of its rows."""
+    return InvalidRequest(problem, argument="rows")
+
+
 class OddCell(HiddenText):
     """Text of a cell that is no text and no number with exact digits; `place` is its name, such as C7."""
 
@@ -41,8 +46,7 @@ class OddCell(HiddenText):
 def require_plain(name: str, cell: object) -> None:
     """Raise `InvalidRequest` for a cell of which nobody can say what its author wrote, such as 2.0261128e+19."""
     if isinstance(cell, OddCell):
-        said = f"cell {cell.place} is no text and no whole number below 2**53: {name} must be one"
-        raise InvalidRequest(said, argument="rows")
+        raise unfit(f"cell {cell.place} is no text and no whole number below 2**53: {name} must be one")
 
 
 class _Sheet(list[Any]):
@@ -61,7 +65,7 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
     try:
         import python_calamine
     except ImportError as exc:
-        raise InvalidRequest(f"an .xlsx file {import_advice('xlsx', exc)}", argument="rows") from exc
+        raise unfit(f"an .xlsx file {import_advice('xlsx', exc)}") from exc
     try:
         places = _check_parts(content)
         book = python_calamine.CalamineWorkbook.from_object(io.BytesIO(content))
@@ -76,21 +80,20 @@ def read_sheet(content: bytes) -> Iterator[tuple[int, list[str]]]:
     ) as exc:
         if isinstance(exc, InvalidRequest):
             raise
-        raise InvalidRequest(f"the file is no .xlsx that can be read ({type(exc).__name__})", argument="rows") from None
+        raise unfit(f"the file is no .xlsx that can be read ({type(exc).__name__})") from None
     filled = [
         (sheet, each.visible)
         for sheet, each in zip(sheets, book.sheets_metadata, strict=True)
         if any(any(cell != "" for cell in row) for row in sheet)
     ]
     if filled[1:]:
-        raise InvalidRequest("the file has several sheets with rows: keep one", argument="rows")
+        raise unfit("the file has several sheets with rows: keep one")
     for sheet, shown in filled:
         if shown != python_calamine.SheetVisibleEnum.Visible:
-            raise InvalidRequest("the sheet with the rows is hidden: show it", argument="rows")
+            raise unfit("the sheet with the rows is hidden: show it")
         for number, column in places:
             if not (0 < number <= len(sheet) and 0 < column <= len(sheet[0])) or sheet[number - 1][column - 1] == "":
-                said = f"cell {_letters(column)}{number} cannot be read for certain: {_SAVE}"
-                raise InvalidRequest(said, argument="rows")
+                raise unfit(f"cell {_letters(column)}{number} cannot be read for certain: {_SAVE}")
         for number, row in enumerate(sheet, 1):
             yield number, [_text(cell, number, column) for column, cell in enumerate(row, 1)]
 
@@ -99,7 +102,7 @@ def _check_parts(content: bytes) -> list[tuple[int, int]]:
     """Return the places of the cells that must not read as empty ones, by row and column."""
     with zipfile.ZipFile(io.BytesIO(content)) as parts:
         if sum(each.file_size for each in parts.infolist()) > _MOST_UNPACKED:
-            raise InvalidRequest("the file is too large: divide it", argument="rows")
+            raise unfit("the file is too large: divide it")
         contents = (Content(parts.read(each)) for each in parts.infolist())  # a sheet may be in any folder
         return [place for part in contents if part.find(b"sheetData") >= 0 for place in _check_sheet(part)]
 
@@ -112,7 +115,7 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
     from xml.etree import ElementTree as ET
 
     if _NO_CELL.search(sheet):
-        raise InvalidRequest(f"a sheet has comments or marks between its cells: {_SAVE}", argument="rows")
+        raise unfit(f"a sheet has comments or marks between its cells: {_SAVE}")
     sized, width, height = list[tuple[range, bool]](), "1", "1"
     rows, columns, row = list[int](), set[int](), 0
     for _, element in ET.iterparse(io.BytesIO(sheet)):  # noqa: S314 - expat limits what entities become
@@ -133,10 +136,10 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
             columns.update(at for at in filled if next((hidden for span, hidden in sized if at in span), is_narrow))
             element.clear()
     if rows:
-        raise InvalidRequest(f"hidden: {name_lines(rows)}: show (remove the filter) or delete them", argument="rows")
+        raise unfit(f"hidden: {name_lines(rows)}: show (remove the filter) or delete them")
     if columns:
         named = ", ".join(map(_letters, sorted(columns)[:10]))
-        raise InvalidRequest(f"hidden columns hold something ({named}): show or delete them", argument="rows")
+        raise unfit(f"hidden columns hold something ({named}): show or delete them")
 
 
 def _is_hidden(element: Element, size: str, default: str) -> bool:
@@ -155,13 +158,12 @@ def _filled_cells(element: Element, row: int) -> Iterator[tuple[int, Element]]:
 def _is_filled(cell: Element, row: int, column: int) -> bool:
     kind, parts = cell.get("t"), {part.tag.rpartition("}")[2]: part for part in cell}
     if kind == "e":
-        raise InvalidRequest(f"cell {_letters(column)}{row} shows an error, such as #N/A: correct it", argument="rows")
+        raise unfit(f"cell {_letters(column)}{row} shows an error, such as #N/A: correct it")
     formula = parts.get("f")
     is_filled = any("".join(part.itertext()).strip() for part in cell if part is not formula)
     is_empty_text = kind == "str" and "v" in parts
     if formula is not None and not is_filled and not is_empty_text:
-        said = f"cell {_letters(column)}{row} has a formula without its value: {_SAVE}"
-        raise InvalidRequest(said, argument="rows")
+        raise unfit(f"cell {_letters(column)}{row} has a formula without its value: {_SAVE}")
     return is_filled
 
 
