@@ -17,11 +17,12 @@ from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
-from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, total_of
+from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, keys_of, total_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
+from mobilemoney_async.payments.records.rows import digest as keyed
 from mobilemoney_async.payments.records.rows import to_record
 from mobilemoney_async.text import command_line, shown_name
 
@@ -57,20 +58,20 @@ def require_approvable(batch: sa.Row[Any], *, by: str, digest: str) -> None:
 def insert_batch(
     journal: Journal,
     rows: Sequence[PayoutRow],
-    keys: Sequence[str],
     *,
     name: str,
     by: str,
     at: datetime,
-    previous: Sequence[str | None] = (),
     parent: str | None = None,
 ) -> str:
-    """Record a batch that is to be approved, and return its id; `previous` are the keys that a retry replaces."""
-    new = uuid.uuid4().hex[:12]
+    """Record a batch that is to be approved, and return its id; `parent` is the one that a retry repeats."""
+    new, content = uuid.uuid4().hex[:12], digest(rows)
     batch: dict[str, Any] = {"account": journal.account, "id": new, "name": name, "state": PROPOSED, "parent": parent}
-    batch |= {"digest": digest(rows), "lines": len(rows), "total": f"{total_of(rows):f}"}
+    batch |= {"digest": content, "lines": len(rows), "total": f"{total_of(rows):f}"}
     batch |= {"proposed_by": by, "proposed_at": at}
     journal.execute(batches.insert(), batch)
+    # Under the account's secret key: a digest of numbers alone would show them to who tries all.
+    keys = keys_of(keyed(journal.ensure_number_key(), content), rows)
     lines = [
         {
             "account": journal.account,
@@ -80,9 +81,9 @@ def insert_batch(
             "phone_number": row.phone_number,
             "amount": row.amount,
             "info": json.dumps(dict(row.info)) if row.info else None,
-            "previous_key": before,
+            "previous_key": row.previous_key,
         }
-        for row, key, before in zip(rows, keys, previous or [None] * len(rows), strict=True)
+        for row, key in zip(rows, keys, strict=True)
     ]
     for some in chunks(lines, 1_000):
         journal.execute(batch_lines.insert(), some)

@@ -6,7 +6,7 @@ the old payment's row, if the old payment has failed for certain and names none 
 up: neither a create, nor another batch with the same keys, nor another retry can use it. The transactions of the old
 payments are looked up before the proposal, and before the approval: a failed one may have turned to SUCCESS. One that
 does so later stops the new payment as it begins (`Journal.repeated`). A restored backup has forgotten the retries made
-since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`lost_retries`).
+since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`obstacles`).
 
 Critical sections: the parent's row is locked while its retry is made, so that two people get one. The rows of the old
 payments are locked, in the order of their keys, while the retry is approved.
@@ -21,12 +21,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import differences
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import batches, payments
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
-from mobilemoney_async.payments.payouts.lost_retries import found_since
+from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     find_chains,
@@ -84,53 +82,25 @@ def make_retry(
     chains = find_chains(journal, find_payments(journal, batch.id))
     number = journal.count(batches, batches.c.parent == batch.id) + 1
     new = {line.key: f"{batch.id}-retry-{number}-{line.line}" for line in lines}
-    lost = found_since(journal, chains, new)
-    taken, reasons = list[tuple[sa.Row[Any], str]](), list[str]()
-    for line in lines:
-        chain = chains.get(line.key, [])
-        why = _obstacle_now(chain, shown) or lost.get(line.key)
-        if why is None:
-            taken.append((line, chain[-1].key))
-        else:
-            reasons.append(f"line {line.line}: {why}")
-    if not taken:
-        named = [*reasons[:_MOST_NAMED], *(["and more"] if reasons[_MOST_NAMED:] else [])]
-        said = f"no line of batch {parent!r} can be paid again"
-        raise nothing_changed(f"{said} ({'; '.join(named)})")
-    rows = [_row(line, new[line.key]) for line, _ in taken]
-    made = insert_batch(
-        journal,
-        rows,
-        [str(row.key) for row in rows],
-        name=f"{batch.name[:_NAME]}, retry {number}",
-        by=by,
-        at=at,
-        previous=[key for _, key in taken],
-        parent=batch.id,
-    )
-    return find_batch(journal, made, at)
-
-
-def _row(line: sa.Row[Any], key: str) -> PayoutRow:
-    info = {} if line.info is None else json.loads(line.info)
-    return PayoutRow(line=line.line, key=key, phone_number=line.phone_number, amount=line.amount, info=info)
-
-
-def _obstacle_now(chain: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction]) -> str | None:
-    """Return why a line cannot be paid again, by all its payments and their transactions as shown now; or None."""
-    why = obstacle(chain)
-    if why is None and not all(_has_failed(row, shown) for row in chain):
-        return "its transaction is not shown as failed"
-    return why
-
-
-def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
-    """Return whether the transaction of a payment, if it has one, is shown as failed."""
-    seen = None if row.transaction_id is None else shown.get(row.transaction_id)
-    if seen is None:
-        return row.transaction_id is None
-    is_own = not any(differences(seen, row))
-    return is_own and seen.is_final and seen.status != TransactionStatus.SUCCESS
+    obstacles = find_obstacles(journal, chains, new, shown)
+    rows = [
+        PayoutRow(
+            line=line.line,
+            key=new[line.key],
+            phone_number=line.phone_number,
+            amount=line.amount,
+            info={} if line.info is None else json.loads(line.info),
+            previous_key=chains[line.key][-1].key,
+        )
+        for line in lines
+        if line.key not in obstacles
+    ]
+    if not rows:
+        named = [f"line {line.line}: {obstacles[line.key]}" for line in lines[:_MOST_NAMED]]
+        named += ["and more"] if lines[_MOST_NAMED:] else []
+        raise nothing_changed(f"no line of batch {parent!r} can be paid again ({'; '.join(named)})")
+    name = f"{batch.name[:_NAME]}, retry {number}"
+    return find_batch(journal, insert_batch(journal, rows, name=name, by=by, at=at, parent=batch.id), at)
 
 
 def replace(
@@ -152,12 +122,11 @@ def replace(
     if not replaced:
         return
     chains = find_chains(journal, find_keys(journal, replaced, lock=True))
-    lost = found_since(journal, chains, {key: line.key for key, line in replaced.items()})
+    obstacles = find_obstacles(journal, chains, {key: line.key for key, line in replaced.items()}, shown)
     for key, line in replaced.items():
-        chain = chains.get(key, [])
-        why = _obstacle_now(chain, shown) or lost.get(key)
-        if why is None and chain[-1].key != key:
-            why = f"it was paid again under the key {chain[-1].key!r}"
+        why = obstacles.get(key)
+        if why is None and (last := chains[key][-1].key) != key:
+            why = f"it was paid again under the key {last!r}"
         if why is not None:
             said = f"line {line.line} of batch {batch!r} repeats payment {key!r}, which must not be paid again"
             raise nothing_changed(f"{said}: {why}; cancel this retry, and ask for a new one")

@@ -18,7 +18,7 @@ from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
-from mobilemoney_async.payments.payouts.lost_retries import found_since
+from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     can_queue,
@@ -135,13 +135,13 @@ def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) 
     chains = find_chains(journal, find_payments(journal, batch.parent))
     found: dict[int, str] = {}
     prefix = own[0].key.rpartition("-")[0]
-    lost = found_since(journal, chains, {each.key: f"{prefix}-{each.line}" for each in lines})
+    obstacles = find_obstacles(journal, chains, {each.key: f"{prefix}-{each.line}" for each in lines})
     for line in lines:
-        chain = chains.get(line.key, [])
-        is_paid = any(row.status == TransactionStatus.SUCCESS and row.cause is None for row in chain)
+        payments_of = chains.get(line.key, ())
+        is_paid = any(row.status == TransactionStatus.SUCCESS and row.cause is None for row in payments_of)
         if line.line not in numbers and not is_paid:
-            why = obstacle(chain) or lost.get(line.key)
-            found[line.line] = why or "its transaction was not shown as failed when it was looked up"
+            unshown = "its transaction was not shown as failed when it was looked up"
+            found[line.line] = obstacles.get(line.key, unshown)
     return found
 
 

@@ -68,6 +68,7 @@ class PayoutRow:
         phone_number: The recipient's number.
         amount: Whole TZS, as digits.
         info: The other columns.
+        previous_key: Of a retry, the key of the payment that it replaces.
     """
 
     line: int
@@ -75,6 +76,7 @@ class PayoutRow:
     phone_number: str = attrs.field(repr=False)
     amount: str
     info: Mapping[str, str] = attrs.field(repr=False)
+    previous_key: str | None = None
 
 
 class _Row(dict[Any, Any]):

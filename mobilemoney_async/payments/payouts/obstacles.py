@@ -1,4 +1,7 @@
-"""Retries that a restored store has forgotten: a line stays out if one may have paid it since it failed."""
+"""Obstacles to paying a line again: its payments have not failed, or a retry that the store has forgotten may have.
+
+After a backup was restored, a line stays out if a payment like it was imported, is lost or was explained since.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import differences
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import payments, unmatched
 from mobilemoney_async.payments.ownership.comparison import CLOCKS
 from mobilemoney_async.payments.payouts.queries import obstacle
@@ -17,21 +23,26 @@ from mobilemoney_async.payments.records.unmatched import FAILED, IS_OWNED, MAY_H
 from mobilemoney_async.text import arguments, command_line
 
 
-def found_since(
-    journal: Journal, chains: Mapping[str, Sequence[sa.Row[Any]]], new: Mapping[str, str]
+def find_obstacles(
+    journal: Journal,
+    chains: Mapping[str, Sequence[sa.Row[Any]]],
+    new: Mapping[str, str],
+    shown: Mapping[str, Transaction] | None = None,
 ) -> dict[str, str]:
-    """Return which failed lines a payment that the store had forgotten may have paid since, each with the reason.
+    """Return which lines cannot be paid again, each with the reason.
 
     Args:
         journal: The store.
-        chains: All payments of each line.
+        chains: All payments of each line that has some.
         new: The key of each line in the retry. A payment that was imported under it is no obstacle: it is not sent.
+        shown: The transactions of the payments, as the service shows them now, by id; None if nothing was looked up.
     """
-    last = {key: chain[-1] for key, chain in chains.items() if obstacle(chain) is None}
+    why = {key: found for key in new if (found := _obstacle_now(chains.get(key, ()), shown)) is not None}
+    last = {key: chains[key][-1] for key in new if key not in why}
     since = min((row.created_at for row in last.values()), default=None)
     if since is None:
-        return {}
-    columns, table, why = payments.c, unmatched.c, dict[str, str]()
+        return why
+    columns, table = payments.c, unmatched.c
     imported = journal.rows(payments, columns.extra_digest == UNKNOWN_EXTRA, columns.created_at > since - CLOCKS)
     is_said, is_young = table.is_lost | table.explained_at.is_not(None), table.created_at > since - CLOCKS
     lines = find_lines(journal, ~IS_OWNED, MAY_HAVE_PAID, is_said, table.created_at.is_(None) | is_young)
@@ -55,3 +66,19 @@ def found_since(
                 )
                 why[key] = f"transaction {line.id} may have paid it: if it did, {command}"
     return why
+
+
+def _obstacle_now(chain: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction] | None) -> str | None:
+    why = obstacle(chain)
+    if why is None and shown is not None and not all(_has_failed(row, shown) for row in chain):
+        return "its transaction is not shown as failed"
+    return why
+
+
+def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
+    """Return whether the transaction of a payment, if it has one, is shown as failed."""
+    seen = None if row.transaction_id is None else shown.get(row.transaction_id)
+    if seen is None:
+        return row.transaction_id is None
+    is_own = not any(differences(seen, row))
+    return is_own and seen.is_final and seen.status != TransactionStatus.SUCCESS
