@@ -263,16 +263,17 @@ def find_place(journal: Journal, feed: Feed, cursor: str) -> int:
     # have deleted some of those, and leaves that number as it is: so the prunings are counted.
     if number < feed.pruned and int(parts["prunings"]) != feed.prunings:
         raise _invalid("is behind the changes that are kept")
-    is_other = parts["check"] is not None and not is_there(journal, cursor)
+    is_other = parts["check"] is not None and name_at(journal, cursor) is None
     if is_other and (number > feed.pruned or _find(journal, number) is not None):
         raise _invalid("is of this store before it was restored: another change has its number now")
     return number
 
 
-def is_there(journal: Journal, cursor: str) -> bool:
-    """Return whether the store has the change of a cursor of our own."""
+def name_at(journal: Journal, cursor: str) -> str | None:
+    """Return the name of the change of a cursor of our own, or None if the store does not have it."""
     row = _find(journal, number_of(cursor))
-    return row is not None and cursor.endswith(_check(row.name, row.entry, row.at))
+    is_same = row is not None and cursor.endswith(_check(row.name, row.entry, row.at))
+    return row.name if is_same else None
 
 
 def _find(journal: Journal, number: int) -> Any:

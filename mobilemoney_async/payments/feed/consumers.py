@@ -138,13 +138,13 @@ class ConsumerTable:
         # A reader that ended left them open, and noted a later change of the same payment as failed.
         open_before = {each.name: each for each in reversed(page) if each.number < firsts.get(each.name, 0)}
         for each in open_before.values():
-            self._hold(each.number, now, "its reader ended before it was done")
+            self._hold(each.name, each.number, now, "its reader ended before it was done")
         due = [each for each in lagging.values() if each.next_at <= now and each.name not in open_before]
         again, parked = self._try_again(due, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
         if after == row.number:
             if fresh and fresh[0].number == tried:
-                self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
+                self._hold(fresh[0].name, tried, now, "the process that handled it ended before it was done")
                 fresh = [each for each in fresh if each.name != fresh[0].name]
             # Those before the first new one are held back, each with its payment.
             self._pass(fresh[0].number - 1 if fresh else upto)
@@ -185,10 +185,11 @@ class ConsumerTable:
         """Note that the reader has ended by itself, whatever it has left."""
         self._change_own(tried=None)
 
-    def failed(self, number: int, now: datetime, error: str, *, upto: int, is_next: bool) -> bool:
+    def failed(self, name: str, number: int, now: datetime, error: str, *, upto: int, is_next: bool) -> bool:
         """Note that a change failed, and hold back its payment; return whether it is parked now.
 
         Args:
+            name: The payment, or unclaimed transaction.
             number: The change.
             now: The time.
             error: The reason.
@@ -197,7 +198,7 @@ class ConsumerTable:
         """
         row = next(iter(self._retries(retries.c.number == number)), None)
         if row is None:
-            self._hold(number, now, error)
+            self._hold(name, number, now, error)
             if is_next:
                 self._pass(number)
             return False
@@ -210,20 +211,16 @@ class ConsumerTable:
     def _pass(self, number: int) -> None:
         self._change_own(consumers.c.number < number, number=number)
 
-    def _hold(self, number: int, now: datetime, error: str) -> None:
+    def _hold(self, name: str, number: int, now: datetime, error: str) -> None:
         """Hold back a payment at a change, unless an earlier one holds it back already."""
-        name = sa.select(changes.c.name).where(changes.c.account == self.journal.account, changes.c.number == number)
-        is_same = retries.c.name == name.scalar_subquery()
-        first = next(iter(self._retries(is_same, _WAITS)), None)
-        if first is not None and first.number < number:
-            return
-        if first is not None:
+        for first in self._retries(retries.c.name == name, _WAITS):
+            if first.number < number:
+                return
             self._forget(first.number)
-        self._wait(name.scalar_subquery(), number, tries=1, next_at=now + pause(1), error=error)
+        self._wait(name, number, tries=1, next_at=now + pause(1), error=error)
 
-    def _wait(self, name: Any, number: int, **values: Any) -> None:
-        place = {"account": self.journal.account, "consumer": self.name, "name": name, "number": number}
-        self.journal.execute(retries.insert().values(place | values))
+    def _wait(self, name: str, number: int, **values: Any) -> None:
+        self.journal.insert(retries, consumer=self.name, name=name, number=number, **values)
 
     def _forget(self, number: int) -> None:
         self.journal.delete_rows(retries, retries.c.consumer == self.name, retries.c.number == number)

@@ -34,7 +34,7 @@ from mobilemoney_async.payments.feed.changes import (
     cursor_at,
     find_feed,
     find_place,
-    is_there,
+    name_at,
     number_changes,
     number_of,
     prune_changes,
@@ -219,13 +219,7 @@ class ConsumerReader:
             # A change may be done after all that had failed.
             again = [each for each in before if self._again[each] < number] + [number] * bool(self._held)
 
-        def done(table: ConsumerTable) -> None:
-            if not is_there(table.journal, cursor):
-                said = f"the store was restored: it does not have the change that consumer {self._name!r} has handled"
-                raise StoreError(said, outcome="not_sent")
-            table.done(place, again, now, upto=delivery.upto)
-
-        await self._record(done)
+        await self._record(cursor, lambda table, _: table.done(place, again, now, upto=delivery.upto))
         for each in again:
             self._again.pop(each, None)
         if self._open is not None and self._open <= place:
@@ -236,11 +230,11 @@ class ConsumerReader:
         number, now, delivery = number_of(change.cursor), self._utcnow(), self._require_open()
         is_next = number not in self._again and self._open == number
 
-        def failed(table: ConsumerTable) -> bool:
-            return table.failed(number, now, reason, upto=delivery.upto, is_next=is_next)
+        def failed(table: ConsumerTable, name: str) -> bool:
+            return table.failed(name, number, now, reason, upto=delivery.upto, is_next=is_next)
 
         async def record() -> None:
-            if await self._record(failed):
+            if await self._record(change.cursor, failed):
                 self._report(change)
 
         await shielded(record)  # once it is parked, a change is reported by this task or never
@@ -309,7 +303,7 @@ class ConsumerReader:
             feed, row = self._find(table, now)
             after: int = row.number
             # Not on a store that was restored since the last page.
-            if delivery is not None and (last is None or is_there(table.journal, last.change.cursor)):
+            if delivery is not None and (last is None or name_at(table.journal, last.change.cursor)):
                 after = max(after, min(delivery.upto, feed.last))
             # The last change of another process may have ended it.
             tried = None if self._has_begun else row.tried
@@ -334,13 +328,20 @@ class ConsumerReader:
         # One that is forgotten meanwhile is not made again: it would begin behind the changes that it has not read.
         return feed, table.lock(feed, self._start if self._delivery is None else None, now)
 
-    async def _record(self, work: Callable[[ConsumerTable], T]) -> T:
-        """Run work of `done` or `failed`; if it fails, begin again at the place that the store keeps."""
+    async def _record(self, cursor: str, work: Callable[[ConsumerTable, str], T]) -> T:
+        """Run work of `done` or `failed` about a change; if it fails, begin again at the place that the store keeps."""
+
+        def run(table: ConsumerTable) -> T:
+            if (name := name_at(table.journal, cursor)) is None:
+                said = f"the store was restored: it does not have the change that consumer {self._name!r} has handled"
+                raise StoreError(said, outcome="not_sent")
+            return work(table, name)
+
         try:
             if anyio.current_time() < self._leased_until - _LEASE / 2:
                 # Not on disk yet: after a power cut, the change comes again.
-                return await self._store.database.write(lambda each: work(self._table(each)), durable=False)
-            result = await self._leased(lambda table: (work(table),))
+                return await self._store.database.write(lambda each: run(self._table(each)), durable=False)
+            result = await self._leased(lambda table: (run(table),))
         except StoreError:
             self._begin_again()
             raise
