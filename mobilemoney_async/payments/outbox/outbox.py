@@ -7,7 +7,6 @@ minutes, while all other payments go on.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Container, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -308,23 +307,6 @@ def _take_out(
             journal.record_all(keys, event, state, source=source, detail=note, at=at)
 
 
-@functools.cache
-def _next(has_kinds: bool) -> sa.Select[Any]:
-    now = sa.bindparam("now", type_=_columns.not_before.type)
-    is_due = sa.and_(
-        sa.or_(_columns.not_before.is_(None), _columns.not_before <= now),
-        sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
-    )
-    types = _columns.type.in_([sa.bindparam("first"), sa.bindparam("last")])
-    found = sa.select(payments).where(_columns.account == sa.bindparam("of_account"), IS_QUEUED, types, is_due)
-    if has_kinds:
-        kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
-        found = found.where(kind.not_in(sa.bindparam("kinds", expanding=True)))
-    # One that was tried in vain stands behind those that were due before it is again.
-    due_at = sa.func.coalesce(_columns.not_before, _columns.created_at)
-    return found.order_by(_columns.priority.desc(), due_at, _columns.key).limit(1)
-
-
 def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
 ) -> Queued | None:
@@ -332,9 +314,16 @@ def next_queued(
 
     Of some types, and not of one of the kinds: type, phone number and amount.
     """
-    values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
-    row = journal.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
-    return None if row is None else (to_record(row), row.extra)
+    kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
+    which = (IS_QUEUED, _columns.type.in_(sorted(map(str, types))), kind.not_in(kinds))
+    is_due = sa.or_(_columns.not_before.is_(None), _columns.not_before <= now)
+    is_late = sa.and_(_columns.not_after.is_not(None), _columns.not_after <= now)
+    # One that was tried in vain stands behind those that were due before it is again.
+    due_at = sa.func.coalesce(_columns.not_before, _columns.created_at)
+    order = (_columns.priority.desc(), due_at, _columns.key)
+    for row in journal.rows(payments, *which, is_due, ~is_late, order_by=order, limit=1):
+        return to_record(row), row.extra
+    return None
 
 
 def count_queued(journal: Journal) -> Counted:
