@@ -43,7 +43,6 @@ from mobilemoney_async.payments.payouts.queries import PROPOSED
 from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.account_status import AccountState, Erasure
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState, Source
 from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest
 
@@ -160,33 +159,21 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
 
 def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     """Replace numbers, and texts that may name their owners, in the tables of an account; return the rows by table."""
-    run, rows = journal.execute, Counter[str]()
+    rows = Counter[str]()
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
-        found = journal.rows(payments, _columns.phone_number == number, _columns.state.in_(CLOSED))
-        change = payments.update().where(
-            _columns.account == journal.account,
-            _columns.key == sa.bindparam("of_key"),
-            _columns.state == sa.bindparam("of_state"),  # another attempt may have begun since
-        )
-        values = [
-            {
-                "of_key": row.key,
-                "of_state": row.state,
+        closed = journal.select(payments).where(_columns.phone_number == number, _columns.state.in_(CLOSED))
+        # Locked: another attempt might begin.
+        for row in journal.execute(closed.order_by(_columns.key).with_for_update()).all():
+            values = {
                 "phone_number": marked,
                 "transaction": _without_number(Transaction, row.transaction),
                 "acknowledgement": _without_number(Acknowledgement, row.acknowledgement),
-                "extra": None,
                 # An imported payment stays one: its times are not of a request.
                 "extra_digest": UNKNOWN_EXTRA if row.extra_digest == UNKNOWN_EXTRA else ERASED_EXTRA,
-                "error": None,
-                "about": None,
             }
-            for row in found
-        ]
-        for some in chunks(values):
-            run(change, some)
-        rows[payments.name] += len(found)
+            journal.change(row.key, values | dict.fromkeys(("extra", "error", "about")))
+            rows[payments.name] += 1
         marked_ones = journal.select(payments, _columns.key).where(_columns.phone_number == marked)
         of_entry = (history.c.key.in_(marked_ones), history.c.detail != _ERASED)
         of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
