@@ -86,22 +86,19 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
 
     Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
     """
-    run = journal.execute
-    here = (_columns.account == journal.account, _columns.sent_at.is_not(None), _columns.sent_at >= since)
-    names = ("type", "state", "status", "code", "sent_at", "transaction", "error")
-    newest = sa.select(*(_columns[name] for name in names)).where(*here).order_by(_columns.sent_at.desc())
-    latest = newest.limit(_MOST_LATEST).subquery()
-    ended = latest.c.state.in_([str(PaymentState.FINAL), str(PaymentState.REFUSED)])
+    since_then = journal.select(payments).where(_columns.sent_at.is_not(None), _columns.sent_at >= since)
+    latest = since_then.order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
+    ended = latest.c.state.in_([PaymentState.FINAL, PaymentState.REFUSED])
     of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
-    rows = run(of_type.where(ended).limit(count)).all()
+    rows = journal.execute(of_type.where(ended).limit(count)).all()
     if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
         return None
     last = rows[0]
     if last.status == TransactionStatus.SUCCESS:
         return None
     if last.state == PaymentState.REFUSED:
-        accepted = (latest.c.state == str(PaymentState.ACKNOWLEDGED), latest.c.sent_at >= rows[-1].sent_at)
-        if run(of_type.where(*accepted).limit(1)).first() is not None:
+        accepted = (_columns.type == str(kind), _columns.state == PaymentState.ACKNOWLEDGED)
+        if journal.rows(payments, *accepted, _columns.sent_at >= rows[-1].sent_at, limit=1):
             return None
         return f"{count} {kind}s in a row were refused: {last.error}"
     reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in rows}
