@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -26,6 +26,9 @@ Until the first release, a change of the tables raises it, and no database is mi
 _ADVISORY_LOCK = 0x6D6F6D6F  # "momo"
 
 METADATA: sa.MetaData = sa.MetaData()
+
+Row: TypeAlias = sa.Row[Any]
+"""Row of a table, or of the result of a statement."""
 
 
 class UTCDateTime(sa.types.TypeDecorator[datetime]):

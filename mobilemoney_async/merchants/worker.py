@@ -15,7 +15,7 @@ from functools import partial
 from typing import Self
 
 import anyio
-import anyio.abc
+from anyio.abc import TaskGroup
 
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, ClientOwner
@@ -107,7 +107,7 @@ class Worker(anyio.AsyncContextManagerMixin):
             finally:
                 await end(self)
 
-    async def _run(self, tasks: anyio.abc.TaskGroup, renewing: anyio.CancelScope) -> None:
+    async def _run(self, tasks: TaskGroup, renewing: anyio.CancelScope) -> None:
         """Renew the claims every second, until the scope is cancelled; it is shielded from every other cancellation."""
         try:
             with renewing:
@@ -121,7 +121,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         finally:
             self._has_renewed.set()
 
-    async def _renew(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _renew(self, tasks: TaskGroup) -> None:
         given_back = frozenset(self._given_back)
         most = 0 if self._is_closing else _BATCH - self._starts.statistics().tasks_waiting
         renewal = await self._claims.renew(given_back=given_back, most=most)

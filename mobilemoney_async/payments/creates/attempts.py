@@ -30,7 +30,7 @@ from mobilemoney_async.configuration.disbursement_limits import DisbursementLimi
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import FOUND_VERSION, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import FOUND_VERSION, Row, insert_missing, payments, require_known
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -342,7 +342,7 @@ class Beginning:
         values |= {**dict.fromkeys(nothing), "next_look_at": None, **reason_columns(None)}
         return None if journal.stop(row, values) is not None else was_queued
 
-    def _require_allowed(self, journal: Journal, found: sa.Row[Any], checks: Mapping[str, Any]) -> None:
+    def _require_allowed(self, journal: Journal, found: Row, checks: Mapping[str, Any]) -> None:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
         require_active(journal, found.account_state)

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
 from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import payments, unmatched
+from mobilemoney_async.database.schema import Row, payments, unmatched
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentRequest, PaymentState
@@ -74,7 +74,7 @@ def require_payment_within(
 
 
 def require_batch_within(
-    journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[sa.Row[Any]], *, at: datetime
+    journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[Row], *, at: datetime
 ) -> None:
     """Raise `LimitExceeded` if the lines of a batch that are about to be queued exceed a limit; see `lock_limits`."""
     by_number = _select(journal, at).with_only_columns(_columns.phone_number, _SUM.label("amount"))

@@ -15,7 +15,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.database.schema import changes, consumers, retries
+from mobilemoney_async.database.schema import Row, changes, consumers, retries
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.feed.changes import Feed, FeedEntry, read_changes, read_some
 from mobilemoney_async.payments.feed.payment_change import ChangeReader
@@ -92,7 +92,7 @@ class ConsumerTable:
     journal: Journal
     name: str
 
-    def lock(self, feed: Feed, start: str | None, now: datetime) -> sa.Row[Any]:
+    def lock(self, feed: Feed, start: str | None, now: datetime) -> Row:
         """Return the consumer's row, locked until the commit; make it at its first use.
 
         Raises:
@@ -114,7 +114,7 @@ class ConsumerTable:
     def take(
         self,
         feed: Feed,
-        row: sa.Row[Any],
+        row: Row,
         now: datetime,
         *,
         after: int,
@@ -225,11 +225,11 @@ class ConsumerTable:
     def _forget(self, number: int) -> None:
         self.journal.delete_rows(retries, retries.c.consumer == self.name, retries.c.number == number)
 
-    def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+    def _park(self, row: Row, now: datetime, *, upto: int) -> None:
         self._change(row.number, next_at=None)
         self._go_on(row, now, upto=upto)
 
-    def _go_on(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+    def _go_on(self, row: Row, now: datetime, *, upto: int) -> None:
         """Hand out the next change of a payment that lags behind, of those that were passed: up to a number."""
         columns = changes.c
         is_parked = self._of_own().where(retries.c.number == columns.number).exists()
@@ -239,7 +239,7 @@ class ConsumerTable:
         if number is not None:
             self._wait(row.name, number, tries=0, next_at=now)
 
-    def _retries(self, *where: Any) -> Sequence[sa.Row[Any]]:
+    def _retries(self, *where: Any) -> Sequence[Row]:
         return self.journal.rows(retries, retries.c.consumer == self.name, *where)
 
     def _of_own(self, *columns: Any) -> sa.Select[Any]:

@@ -26,6 +26,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import change_lease
+from mobilemoney_async.database.schema import Row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import ChangeParked, Handler, emit
 from mobilemoney_async.payments.feed.changes import (
@@ -320,7 +321,7 @@ class ConsumerReader:
             self._report(entry.change)
         return True
 
-    def _find(self, table: ConsumerTable, now: datetime) -> tuple[Feed, sa.Row[Any]]:
+    def _find(self, table: ConsumerTable, now: datetime) -> tuple[Feed, Row]:
         """Return the feed and the consumer's row, which is made at its first use."""
         feed = number_changes(table.journal)
         while self._start == "now" and feed.has_more:

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Self
 
 import anyio
-import anyio.abc
 import attrs
+from anyio.abc import TaskGroup
 
 from mobilemoney_async.calls.collaborators import ClaimEndedError
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -161,7 +161,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 self._is_closed = True
                 await shielded(partial(self._end, tasks))
 
-    async def _end(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _end(self, tasks: TaskGroup) -> None:
         """Wait for the answers that are due, and give the lease back."""
         try:
             with anyio.move_on_after(_DRAIN):
@@ -224,7 +224,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def __repr__(self) -> str:
         return f"<Dispatcher: {self._queued} queued, {self._sent} sent>"
 
-    async def _run(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _run(self, tasks: TaskGroup) -> None:
         while True:
             changed = self._changed
             try:
@@ -235,7 +235,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             with anyio.move_on_after(pause):
                 await changed.wait()
 
-    async def _step(self, tasks: anyio.abc.TaskGroup) -> float:
+    async def _step(self, tasks: TaskGroup) -> float:
         """Send the next payment if it is time, and return the seconds until the next step."""
         if self._claim is not None:
             self._claim.require()
@@ -295,7 +295,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             self._leased_until = began + self._lease.ttl if await self._lease.take() else -math.inf
         return self._leased_until > anyio.current_time()
 
-    async def _begin(self, tasks: anyio.abc.TaskGroup, record: PaymentRecord, extra: str | None) -> None:
+    async def _begin(self, tasks: TaskGroup, record: PaymentRecord, extra: str | None) -> None:
         """Begin to send a payment, and return once the rate limit has granted it: one of ours waits at a time."""
         granted, scope = anyio.Event(), anyio.CancelScope()
         self._sending[record.key] = record, scope

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
-
-import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import differences
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
-from mobilemoney_async.database.schema import payments, unmatched
+from mobilemoney_async.database.schema import Row, payments, unmatched
 from mobilemoney_async.payments.ownership.comparison import CLOCKS
 from mobilemoney_async.payments.payouts.queries import obstacle
 from mobilemoney_async.payments.records.journal import Journal
@@ -25,7 +22,7 @@ from mobilemoney_async.text import arguments, command_line
 
 def find_obstacles(
     journal: Journal,
-    chains: Mapping[str, Sequence[sa.Row[Any]]],
+    chains: Mapping[str, Sequence[Row]],
     new: Mapping[str, str],
     shown: Mapping[str, Transaction] | None = None,
 ) -> dict[str, str]:
@@ -68,14 +65,14 @@ def find_obstacles(
     return why
 
 
-def _obstacle_now(chain: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction] | None) -> str | None:
+def _obstacle_now(chain: Sequence[Row], shown: Mapping[str, Transaction] | None) -> str | None:
     why = obstacle(chain)
     if why is None and shown is not None and not all(_has_failed(row, shown) for row in chain):
         return "its transaction is not shown as failed"
     return why
 
 
-def _has_failed(row: sa.Row[Any], shown: Mapping[str, Transaction]) -> bool:
+def _has_failed(row: Row, shown: Mapping[str, Transaction]) -> bool:
     """Return whether the transaction of a payment, if it has one, is shown as failed."""
     seen = None if row.transaction_id is None else shown.get(row.transaction_id)
     if seen is None:

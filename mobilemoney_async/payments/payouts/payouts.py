@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, overload
 
 import attrs
-import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import batches
+from mobilemoney_async.database.schema import Row, batches
 from mobilemoney_async.errors import TransactionNotFound
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.creates.creates import payment_request
@@ -294,7 +293,7 @@ class Payouts:
         return lines if format is None else write_report(lines, format)
 
 
-def _order(batch: str, line: sa.Row[Any]) -> tuple[PaymentRequest, QueueOptions]:
+def _order(batch: str, line: Row) -> tuple[PaymentRequest, QueueOptions]:
     body = {"phone_number": line.phone_number, "amount": line.amount}
     request = payment_request(TransactionType.DISBURSEMENT, body, line.key)
     return request, QueueOptions(batch=batch, line=line.line, previous_key=line.previous_key)

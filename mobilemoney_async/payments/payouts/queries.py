@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.states import TransactionStatus
-from mobilemoney_async.database.schema import batch_lines, batches, payments
+from mobilemoney_async.database.schema import Row, batch_lines, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
@@ -39,14 +39,14 @@ def nothing_changed(reason: str) -> StoreError:
     return StoreError(f"{reason}: nothing was changed", outcome="not_sent")
 
 
-def require_second_person(by: str, batch: PayoutBatch | sa.Row[Any]) -> None:
+def require_second_person(by: str, batch: PayoutBatch | Row) -> None:
     """Raise `StoreError` if the approver of a batch is its proposer."""
     if is_same_person(by, batch.proposed_by):
         proposer = shown_name(batch.proposed_by)
         raise nothing_changed(f"batch {batch.id!r} was proposed by {proposer}: someone else has to approve it")
 
 
-def require_approvable(batch: sa.Row[Any], *, by: str, digest: str) -> None:
+def require_approvable(batch: Row, *, by: str, digest: str) -> None:
     """Raise `StoreError` if a batch was proposed by its approver, has another digest than shown, or is cancelled."""
     require_second_person(by, batch)
     if digest != batch.digest:
@@ -90,7 +90,7 @@ def insert_batch(
     return new
 
 
-def find_row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
+def find_row(journal: Journal, id: str, *, lock: bool = False) -> Row:
     """Return a batch, or raise `StoreError` if there is none; locked until the commit, if asked for."""
     statement = journal.select(batches).where(batches.c.id == id)
     row = journal.execute(statement.with_for_update() if lock else statement).one_or_none()
@@ -107,7 +107,7 @@ def hand_over(journal: Journal, id: str) -> None:
         journal.change_rows(payments, payments.c.batch == id, may_be_sent, payments.c.key.in_(keys), batch=other.id)
 
 
-def find_lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
+def find_lines(journal: Journal, id: str) -> Sequence[Row]:
     """Return the lines of a batch, in their order."""
     return journal.rows(batch_lines, batch_lines.c.batch == id, order_by=[batch_lines.c.line])
 
@@ -123,18 +123,18 @@ def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any
     return statement.select_from(both).where(batch_lines.c.account == account, batch_lines.c.batch == id)
 
 
-def find_payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
+def find_payments(journal: Journal, id: str) -> dict[str, Row]:
     """Return the payments under the keys of a batch's lines, by key."""
     found = journal.execute(_of_lines(sa.select(payments), journal.account, id))
     return {row.key: row for row in found if row.key is not None}
 
 
-def can_queue(row: sa.Row[Any]) -> bool:
+def can_queue(row: Row) -> bool:
     """Return whether an approval queues an earlier payment again."""
     return move(PaymentState(row.state), PaymentEvent.ENQUEUE) is not None
 
 
-def find_chains(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
+def find_chains(journal: Journal, found: Mapping[str, Row]) -> dict[str, list[Row]]:
     """Return all payments of each line, oldest first, by the key of one: each retry has made one in place of the last.
 
     Args:
@@ -152,20 +152,20 @@ def find_chains(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str,
     return chains
 
 
-def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, sa.Row[Any]]:
+def find_keys(journal: Journal, keys: Iterable[str], *, lock: bool = False) -> dict[str, Row]:
     """Return the payments under some keys; locked until the commit, if asked for, in one order against deadlocks."""
     statement = sa.select(payments).order_by(payments.c.key)
     rows = select_among(journal, statement.with_for_update() if lock else statement, payments.c.key, sorted(keys))
     return {row.key: row for row in rows}
 
 
-def find_all_payments(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
+def find_all_payments(journal: Journal, found: Mapping[str, Row]) -> dict[str, list[Row]]:
     """Return the payments of each line, oldest first, by the key of the batch's own: of one that was retried, all."""
     retried = {key: row for key, row in found.items() if row.next_key is not None}
     return {key: [row] for key, row in found.items()} | find_chains(journal, retried)
 
 
-def decisive(chain: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
+def decisive(chain: Sequence[Row]) -> Row:
     """Return the payment that says whether a line is paid: a paid one, else the last that was not cancelled."""
     paid = [row for row in chain if line_state(row) == TransactionStatus.SUCCESS]
     return (paid or [row for row in chain if row.state != PaymentState.CANCELLED] or chain)[-1]
@@ -177,14 +177,14 @@ def find_released(journal: Journal, id: str) -> list[PaymentRecord]:
     return [to_record(row) for row in map(decisive, chains) if row.state == PaymentState.RELEASED]
 
 
-def released_step(row: sa.Row[Any]) -> str:
+def released_step(row: Row) -> str:
     """Return the next step for a payment that was confirmed absent."""
     step = next_step(to_record(row), row.changed_at)
     lines = " or ".join(command_line(*each) for each in step.commands)
     return f"it was confirmed absent, and nothing sends it: {lines or step.text}"
 
 
-def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
+def obstacle(chain: Sequence[Row]) -> str | None:
     """Return why a line cannot be paid again, by all its payments; None if all of them have failed for certain."""
     for number, row in enumerate(chain):
         if row.state == PaymentState.FINAL and row.status != TransactionStatus.SUCCESS:
@@ -203,7 +203,7 @@ def obstacle(chain: Sequence[sa.Row[Any]]) -> str | None:
     return None if chain else "it was never queued"
 
 
-def to_batch(journal: Journal, row: sa.Row[Any]) -> PayoutBatch:
+def to_batch(journal: Journal, row: Row) -> PayoutBatch:
     """Return the batch that a row holds."""
     return PayoutBatch(
         **{name: getattr(row, name) for name in _AS_THEY_ARE},
@@ -237,12 +237,12 @@ def count_states(journal: Journal, id: str) -> Mapping[str, int]:
     return found
 
 
-def line_state(row: sa.Row[Any]) -> str:
+def line_state(row: Row) -> str:
     """Return the state of a payment, or of its transaction once that is final."""
     return str(row.status if row.state == PaymentState.FINAL else row.state)
 
 
-def to_line(line: sa.Row[Any], chain: Sequence[sa.Row[Any]], batch: sa.Row[Any], warning: str | None) -> PayoutLine:
+def to_line(line: Row, chain: Sequence[Row], batch: Row, warning: str | None) -> PayoutLine:
     """Return a line with its payments, oldest first: its own one, and those that retries have made."""
     row = decisive(chain) if chain else None
     record = None if row is None else to_record(row)
@@ -261,7 +261,7 @@ def to_line(line: sa.Row[Any], chain: Sequence[sa.Row[Any]], batch: sa.Row[Any],
     )
 
 
-def _reason(key: str, chain: Sequence[sa.Row[Any]], batch: str) -> str | None:
+def _reason(key: str, chain: Sequence[Row], batch: str) -> str | None:
     own = next((row for row in chain if row.key == key), None)
     if own is None:
         return None
@@ -274,6 +274,6 @@ def _reason(key: str, chain: Sequence[sa.Row[Any]], batch: str) -> str | None:
     return "; ".join(filter(None, (other, _why(own), later))) or None
 
 
-def _why(row: sa.Row[Any]) -> str | None:
+def _why(row: Row) -> str | None:
     record = to_record(row)
     return record.reason or record.error if record.transaction is None else record.transaction.failure_reason

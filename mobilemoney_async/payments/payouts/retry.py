@@ -17,12 +17,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import batches, payments
+from mobilemoney_async.database.schema import Row, batches, payments
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
@@ -51,7 +50,7 @@ def find_open(journal: Journal, parent: str) -> str | None:
     return found[0].id if found else None
 
 
-def transactions_of(journal: Journal, found: Mapping[str, sa.Row[Any]]) -> Sequence[str]:
+def transactions_of(journal: Journal, found: Mapping[str, Row]) -> Sequence[str]:
     """Return the transactions that are to be looked up before lines are paid again, by one payment of each line."""
     chains = find_chains(journal, found).values()
     rows = (row for chain in chains if obstacle(chain) is None for row in chain)
@@ -104,7 +103,7 @@ def make_retry(
 
 
 def replace(
-    journal: Journal, lines: Sequence[sa.Row[Any]], shown: Mapping[str, Transaction], *, batch: str, at: datetime
+    journal: Journal, lines: Sequence[Row], shown: Mapping[str, Transaction], *, batch: str, at: datetime
 ) -> None:
     """Use up the keys of the payments that the lines of a retry replace; for other lines do nothing.
 

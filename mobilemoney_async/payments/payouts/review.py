@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 import attrs
-import sqlalchemy as sa
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import IS_QUEUED, batches, payments
+from mobilemoney_async.database.schema import IS_QUEUED, Row, batches, payments
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
@@ -89,9 +87,7 @@ def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLim
     )
 
 
-def _exceeds(
-    journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[sa.Row[Any]], now: datetime
-) -> str | None:
+def _exceeds(journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[Row], now: datetime) -> str | None:
     try:
         require_batch_within(journal, limits, id, lines, at=now)
     except LimitExceeded as exc:
@@ -99,12 +95,12 @@ def _exceeds(
     return None
 
 
-def lines_to_queue(lines: Iterable[sa.Row[Any]], used: Mapping[str, sa.Row[Any]]) -> list[sa.Row[Any]]:
+def lines_to_queue(lines: Iterable[Row], used: Mapping[str, Row]) -> list[Row]:
     """Return the lines that an approval queues: those without a payment, or with one that may be queued again."""
     return [line for line in lines if line.key not in used or can_queue(used[line.key])]
 
 
-def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int, ...]:
+def _new_recipients(journal: Journal, lines: Sequence[Row]) -> tuple[int, ...]:
     """Return the lines with numbers that no disbursement of the store was paid to."""
     columns = payments.c
     forms = kept_forms(journal, {each.phone_number for each in lines})
@@ -114,7 +110,7 @@ def _new_recipients(journal: Journal, lines: Sequence[sa.Row[Any]]) -> tuple[int
     return tuple(each.line for each in lines if each.phone_number not in paid)
 
 
-def _last_total(journal: Journal, batch: sa.Row[Any]) -> Decimal | None:
+def _last_total(journal: Journal, batch: Row) -> Decimal | None:
     """Return the total of the batch of the same name, but for its digits, that was approved last; None for a retry."""
     columns, name = batches.c, _without_digits(batch.name)
     approved = (columns.approved_at.is_not(None), columns.id != batch.id, columns.parent.is_(None))
@@ -127,7 +123,7 @@ def _without_digits(name: str) -> str:
     return "".join(each for each in name.casefold() if not each.isdigit())
 
 
-def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) -> Mapping[int, str]:
+def _left_out(journal: Journal, batch: Row, own: Sequence[Row]) -> Mapping[int, str]:
     """Return why other lines of a retry's parent that are not paid are not in it, by line."""
     if batch.parent is None:
         return {}
@@ -145,7 +141,7 @@ def _left_out(journal: Journal, batch: sa.Row[Any], own: Sequence[sa.Row[Any]]) 
     return found
 
 
-def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any]]) -> str | None:
+def _repeats(journal: Journal, batch: Row, used: Mapping[str, Row]) -> str | None:
     """Return a sentence if lines of a proposed batch have payments already, as of a file that was proposed twice."""
     kept = [row for row in used.values() if not can_queue(row)]
     if not kept:
@@ -163,7 +159,7 @@ def _repeats(journal: Journal, batch: sa.Row[Any], used: Mapping[str, sa.Row[Any
 
 
 def duplicates_of(
-    journal: Journal, batch: str, lines: Sequence[sa.Row[Any]], used: Mapping[str, sa.Row[Any]], now: datetime
+    journal: Journal, batch: str, lines: Sequence[Row], used: Mapping[str, Row], now: datetime
 ) -> Mapping[int, str]:
     """Return why lines of a batch look as if they were paid twice, by line.
 
@@ -196,7 +192,7 @@ def duplicates_of(
     return found
 
 
-def _fate(own: sa.Row[Any]) -> str:
+def _fate(own: Row) -> str:
     """Return what an approval makes of a line that has its payment already."""
     if own.state == PaymentState.RELEASED:
         return released_step(own)
@@ -207,7 +203,7 @@ def _fate(own: sa.Row[Any]) -> str:
     return "it is made once"
 
 
-def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
+def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], Row]:
     """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
     columns = payments.c
     names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
@@ -225,9 +221,7 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
     return {(forms[row.phone_number], row.amount): row for row in rows}
 
 
-def _proposed(
-    journal: Journal, batch: str, lines: Sequence[sa.Row[Any]], now: datetime
-) -> Mapping[tuple[str, str], str]:
+def _proposed(journal: Journal, batch: str, lines: Sequence[Row], now: datetime) -> Mapping[tuple[str, str], str]:
     """Return lines of other batches of the last thirty days that are to be approved, by the kind that they share.
 
     A line that shares a key with these lines does not count: both are one payment. Each batch is read as a whole: no
