@@ -89,6 +89,10 @@ class PayoutLine(Data):
     info: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
+REPORT_COLUMNS: tuple[str, ...] = tuple(name for name in attrs.fields_dict(PayoutLine) if name != "info")
+"""Our own columns of a report."""
+
+
 @attrs.frozen(kw_only=True)
 class PayoutBatch(Data):
     """Batch of payouts.
@@ -151,21 +155,7 @@ class PayoutBatch(Data):
 
 def write_report(lines: Sequence[PayoutLine], format: str) -> str:
     """Return the text of a file with the lines of a batch. No cell of a CSV is a formula: see `text.csv_cell`."""
-    rows = [
-        {
-            "line": each.line,
-            "key": each.key,
-            "phone_number": each.phone_number,
-            "amount": f"{each.amount:f}",
-            "state": each.state,
-            "transaction_id": each.transaction_id,
-            "fee": None if each.fee is None else f"{each.fee:f}",
-            "reason": each.reason,
-            "warning": each.warning,
-            **each.info,
-        }
-        for each in lines
-    ]
+    rows = [{name: _cell(getattr(each, name)) for name in REPORT_COLUMNS} | dict(each.info) for each in lines]
     if format == "json":
         return json.dumps(rows, indent=2, ensure_ascii=False)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -174,3 +164,7 @@ def write_report(lines: Sequence[PayoutLine], format: str) -> str:
     writer.writerow(map(csv_cell, names))
     writer.writerows([csv_cell(str("" if row.get(name) is None else row[name])) for name in names] for row in rows)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return f"{value:f}" if isinstance(value, Decimal) else value

@@ -20,6 +20,7 @@ from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.contract.comparison import CURRENCY
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.payments.payouts.batch import REPORT_COLUMNS
 from mobilemoney_async.payments.payouts.spreadsheet import SIGNATURE, read_sheet, require_plain, unfit
 from mobilemoney_async.text import csv_cell, name_lines
 from mobilemoney_async.values import (
@@ -50,7 +51,7 @@ _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
 # Two cells of an amount that a comma may have divided, and the mark of a row with them: the name of no column.
 _THOUSANDS, _DIVIDED = re.compile(r"[0-9]{1,3}\n[0-9]{3}"), object()
-_OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason", "warning")
+
 # End of a number that a spreadsheet has shown as 2.55681E+11, and saved so.
 _CUT = "000000"
 _LIKE_KEY = {"key", "idempotency_key", "idempotency key", "idempotency-key"}
@@ -347,7 +348,7 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
 
 def _is_report(row: Mapping[Any, Any]) -> bool:
     """Return whether a row is of our own report: only its key, number and amount are read, and columns of the user."""
-    return row.keys() >= {*_OF_REPORT}
+    return row.keys() >= {*REPORT_COLUMNS}
 
 
 def _read_key(row: Mapping[Any, Any]) -> str | None:
@@ -363,13 +364,13 @@ def _read_key(row: Mapping[Any, Any]) -> str | None:
 
 def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     """Return the other columns of a row."""
-    known = {"key", *_NEEDED, *(_OF_REPORT if _is_report(row) else ())}
+    known = {"key", *_NEEDED, *(REPORT_COLUMNS if _is_report(row) else ())}
     others = [(name, value) for name, value in row.items() if name and name not in known]
     try:
         info = _Row((str(name), HiddenText("" if value is None else value)) for name, value in others)
     except ValueError:  # an int of more digits than Python writes
         raise unfit("has a value that is too large for a text") from None
-    taken = [name for name in _OF_REPORT if name in info]
+    taken = [name for name in REPORT_COLUMNS if name in info]
     if taken:
         raise unfit(f"column {taken[0]!r} is one of the report's own: rename yours")
     for name, value in info.items():
