@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -204,11 +204,11 @@ class Claims:
         _note_host(connection, host, {"until": now + TTL} | ({"looked_at": now} if looks else {}), takes_some=most > 0)
         if given_back:
             is_given = is_among(connection, _claim.account, given_back)
-            run(account_claims.update().where(_unlocked(account_claims, is_given, is_own)).values(_FREE))
+            run(_update(account_claims, is_given, is_own).values(_FREE))
         kept, locked, seen = dict[str, int](), frozenset[str](), dict[str, tuple[str, int, int]]()
         if held:
             is_held = is_among(connection, _claim.account, held)
-            renewed = account_claims.update().where(_unlocked(account_claims, is_held, is_own)).values(until=now + TTL)
+            renewed = _update(account_claims, is_held, is_own).values(until=now + TTL)
             kept = {row.account: row.work for row in run(renewed.returning(_claim.account, _claim.work))}
             if len(kept) < len(held):
                 rest = sa.select(account_claims).where(is_held, is_own)
@@ -219,7 +219,7 @@ class Claims:
             accounts, holders = (is_among(connection, *some) for some in ((here.account, held), (here.holder, pollers)))
             is_poller = (here.name == "poller", accounts, holders)
             # One that is locked renews itself, or gives its lease back.
-            run(leases.update().where(_unlocked(leases, *is_poller)).values(lease))
+            run(_update(leases, *is_poller).values(lease))
             rows = run(
                 sa.select(here.account, here.holder, here.subscription_number, here.message_number).where(*is_poller)
             )
@@ -246,19 +246,18 @@ class Claims:
         self.held.clear()
 
         def work(connection: sa.Connection) -> None:
-            own = _unlocked(account_claims, _claim.host == self.host)
-            connection.execute(account_claims.update().where(own).values(_FREE))
-            connection.execute(hosts.delete().where(_unlocked(hosts, hosts.c.host == self.host)))
+            connection.execute(_update(account_claims, _claim.host == self.host).values(_FREE))
+            connection.execute(_delete(hosts, hosts.c.host == self.host))
 
         await shielded(partial(self._database.write, work, durable=False), timeout=_SHIELD, ignored=StoreError)
 
 
 def _note_host(connection: sa.Connection, host: str, row: dict[str, float], *, takes_some: bool) -> None:
     """Write the row of a host that takes accounts; one that takes none has no row."""
-    own = _unlocked(hosts, hosts.c.host == host)
+    is_own = hosts.c.host == host
     if not takes_some:
-        connection.execute(hosts.delete().where(own))
-    elif not connection.execute(hosts.update().where(own).values(row)).rowcount:
+        connection.execute(_delete(hosts, is_own))
+    elif not connection.execute(_update(hosts, is_own).values(row)).rowcount:
         connection.execute(insert_missing(hosts, connection.dialect.name), {"host": host, **row})
 
 
@@ -277,12 +276,12 @@ def _claim_all(connection: sa.Connection, host: str, accounts: Sequence[str], no
     """Claim accounts that no living host has, and end the leases there of claims before; return the work of each."""
     if not accounts:
         return {}
-    is_free = _unlocked(account_claims, _claim.account.in_(accounts), _claim.until <= now)
-    taken = account_claims.update().where(is_free).values(host=host, until=now + TTL)
-    new = {row.account: row.work for row in connection.execute(taken.returning(_claim.account, _claim.work))}
+    free = _update(account_claims, _claim.account.in_(accounts), _claim.until <= now)
+    taken = free.values(host=host, until=now + TTL).returning(_claim.account, _claim.work)
+    new = {row.account: row.work for row in connection.execute(taken)}
     # Of a dead host, or of one that gave the account back and not the lease, since the database failed just then.
-    was_claimed = _unlocked(leases, leases.c.account.in_(new), leases.c.host.is_not(None))
-    connection.execute(leases.update().where(was_claimed).values(holder=None, host=None, until=0.0, written=0.0))
+    claimed = _update(leases, leases.c.account.in_(new), leases.c.host.is_not(None))
+    connection.execute(claimed.values(holder=None, host=None, until=0.0, written=0.0))
     return new
 
 
@@ -296,16 +295,25 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
     changed = {each: int(work.get(each, 0)) for each, due in noted.items() if due != work.get(each, 0)}
     for due in set(changed.values()):
         for some in chunks(each for each in changed if changed[each] == due):
-            run(account_claims.update().where(_unlocked(account_claims, _claim.account.in_(some))).values(work=due))
+            run(_update(account_claims, _claim.account.in_(some)).values(work=due))
     for table in (account_claims, hosts):
         # Written before the clock was set back: counted anew, since its host counts by a clock of its own.
-        is_late = _unlocked(table, table.c.until > now + TTL + SETBACK)
-        run(table.update().where(is_late).values(until=now + TTL))
-    run(account_claims.delete().where(_unlocked(account_claims, ~_HAS_WORK, _claim.until <= now)))
-    run(hosts.delete().where(_unlocked(hosts, hosts.c.until <= now)))
+        run(_update(table, table.c.until > now + TTL + SETBACK).values(until=now + TTL))
+    run(_delete(account_claims, ~_HAS_WORK, _claim.until <= now))
+    run(_delete(hosts, hosts.c.until <= now))
 
 
-def _unlocked(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+def _update(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.Update:
+    """Return the statement that changes rows which nobody has locked."""
+    return table.update().where(_unlocked(table, where))
+
+
+def _delete(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.Delete:
+    """Return the statement that deletes rows which nobody has locked."""
+    return table.delete().where(_unlocked(table, where))
+
+
+def _unlocked(table: sa.Table, where: Iterable[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
     """Return a condition for those rows that nobody has locked, which are locked then: nobody waits for another."""
     rows = sa.select(*table.primary_key).where(*where).with_for_update(skip_locked=True)
     return sa.tuple_(*table.primary_key).in_(rows)
