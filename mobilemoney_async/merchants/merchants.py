@@ -262,7 +262,7 @@ class Merchants:
             InvalidRequest: An argument is invalid.
             StoreError: The store failed.
         """
-        await self._change(account, AccountState.ACTIVE, None if note is None else require_text("note", note))
+        await self._change(account, AccountState.ACTIVE, note)
 
     async def remove(self, account: str, *, note: str | None = None) -> None:
         """Remove an account whose merchant leaves, on every host: nothing new, and what is open is followed to its end.
@@ -279,12 +279,13 @@ class Merchants:
             InvalidRequest: An argument is invalid.
             StoreError: The store failed.
         """
-        await self._change(account, AccountState.REMOVED, None if note is None else require_text("note", note))
+        await self._change(account, AccountState.REMOVED, note)
 
     async def _change(self, account: str, state: AccountState, note: str | None) -> None:
+        said = None if note is None else require_text("note", note)
         self._check_open()
         parts = account_store(await self._store_of(require_name("account", account)))
-        await parts.change_state(state, note, self._utcnow)
+        await parts.change_state(state, said, self._utcnow)
 
     async def _suspend_unknown(self, parts: AccountStore, reason: str) -> None:
         """Suspend an account whose merchant the platform does not know; say so once for all hosts."""

@@ -18,10 +18,8 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-import sqlalchemy as sa
-
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import Row, batches, payments
+from mobilemoney_async.database.schema import Row, batches
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
@@ -129,15 +127,12 @@ def replace(
         if why is not None:
             said = f"line {line.line} of batch {batch!r} repeats payment {key!r}, which must not be paid again"
             raise nothing_changed(f"{said}: {why}; cancel this retry, and ask for a new one")
-    columns = payments.c
-    here = (columns.account == journal.account, columns.key == sa.bindparam("of_key"))
-    named = payments.update().where(*here).values(next_key=sa.bindparam("of_next"))
-    journal.execute(named, [{"of_key": key, "of_next": line.key} for key, line in replaced.items()])
-    refused = [key for key, chain in chains.items() if chain[-1].state == PaymentState.REFUSED]
+    # The key of a refused one could be used again otherwise.
+    refused = {key for key, chain in chains.items() if chain[-1].state == PaymentState.REFUSED}
+    for key, line in replaced.items():
+        state = {"state": PaymentState.CANCELLED, "changed_at": at} if key in refused else {}
+        journal.change(key, {"next_key": line.key, **state})
     if refused:
-        # Its key could be used again otherwise.
-        state = PaymentState.CANCELLED
-        stopped = payments.update().where(*here).values(state=str(state), changed_at=at)
-        journal.execute(stopped, [{"of_key": key} for key in refused])
         said = f"paid again in batch {batch}"
-        journal.record_all(refused, PaymentEvent.CANCEL, state, at=at, source=Source.PERSON, detail=said)
+        cancelled = (PaymentEvent.CANCEL, PaymentState.CANCELLED)
+        journal.record_all(refused, *cancelled, at=at, source=Source.PERSON, detail=said)

@@ -55,16 +55,16 @@ def find_queue(journal: Journal, id: str | None) -> Queue:
     """Return what is queued in an account, of a batch if any and beside it; a proposed one as if it were approved."""
     lines, used = ([], {}) if id is None else (find_lines(journal, id), find_payments(journal, id))
     own = {row.key for chain in find_chains(journal, used).values() for row in chain}
-    amounts: dict[bool, list[Decimal]] = {True: [], False: []}
-    for row in journal.execute(journal.select(payments, payments.c.key, payments.c.amount).where(IS_QUEUED)):
-        amounts[row.key in own].append(load_amount(row.amount))
+    queued = journal.execute(journal.select(payments, payments.c.key, payments.c.amount).where(IS_QUEUED)).all()
+    payouts = [each for each in queued if each.key in own]
+    others = [each for each in queued if each.key not in own]
     if id is not None and find_row(journal, id).state == PROPOSED:
-        amounts[True] += [load_amount(each.amount) for each in lines_to_queue(lines, used)]
-    return Queue(len(amounts[True]), _sum(amounts[True]), len(amounts[False]), _sum(amounts[False]))
+        payouts += lines_to_queue(lines, used)
+    return Queue(len(payouts), _total(payouts), len(others), _total(others))
 
 
-def _sum(amounts: Iterable[Decimal]) -> Decimal:
-    return sum(amounts, Decimal(0))
+def _total(rows: Iterable[Row]) -> Decimal:
+    return sum((load_amount(each.amount) for each in rows), Decimal(0))
 
 
 def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLimits | None = None) -> PayoutBatch:
