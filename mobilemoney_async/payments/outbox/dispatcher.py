@@ -178,7 +178,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
         paused, finishes_at = self._paused or next((each.reason for each in self._obstacles.values()), None), None
-        pause = self._pause if self._order is None else self._order
+        pause = self._order or self._pause
         if paused is None and (pause.until is None or self._utcnow() < pause.until):
             paused = pause.reason  # another process could not send, or disbursements wait for someone
         if paused is None and self._leased_until > anyio.current_time():
@@ -204,7 +204,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Why nothing is sent until `resume`."""
         if self._is_closed:
             return "the dispatcher is closed"
-        pause = self._pause if self._order is None else self._order
+        pause = self._order or self._pause
         return pause.reason if pause.stops(TransactionType.COLLECTION) else None
 
     def _stop_waiting(self) -> None:
@@ -246,7 +246,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         now = anyio.current_time()
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-        tried = {each.type for each, _ in self._sending.values() if self._unknown[each.type] >= _UNKNOWN}
+        tried = {each.type for each, _ in self._sending.values() if each.type in self._obstacles}  # one at a time
         types = [each for each in TransactionType if each not in tried and not self._obstacles.blocks(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:
