@@ -138,12 +138,13 @@ class Payouts:
             # All batches of this content wait for each other, since they have the same keys; in one order, against
             # deadlocks.
             alike = journal.select(batches).where(batches.c.digest == shown).order_by(batches.c.id)
-            locked = journal.execute(alike.with_for_update()).all()
-            batch = next((each for each in locked if each.id == name), None) or find_row(journal, name)
+            journal.execute(alike.with_for_update()).all()
+            batch = find_row(journal, name, lock=True)
             require_approvable(batch, by=approver, digest=shown)
+            lines = find_lines(journal, batch.id)
             duplicates: Mapping[int, str] = {}
             if batch.state == PROPOSED:
-                lines, used = find_lines(journal, batch.id), find_payments(journal, batch.id)
+                used = find_payments(journal, batch.id)
                 replace(journal, lines, seen, batch=batch.id, at=now)
                 if limits is not None:
                     require_batch_within(journal, limits, batch.id, lines_to_queue(lines, used), at=now)
@@ -153,8 +154,8 @@ class Payouts:
                 journal.change_rows(
                     batches, batches.c.id == batch.id, state=APPROVED, approved_by=approver, approved_at=now
                 )
-            warnings = warnings_of(find_lines(journal, batch.id))
-            return attrs.evolve(find_batch(journal, batch.id, now), duplicates=duplicates, warnings=warnings)
+            found = find_batch(journal, batch.id, now)
+            return attrs.evolve(found, duplicates=duplicates, warnings=warnings_of(lines))
 
         return await self._store.decide(approve, self._utcnow)
 

@@ -113,9 +113,8 @@ def read_rows(
             if read.key is not None:
                 earlier, key = keys.setdefault(normalize("NFKC", read.key).casefold(), (line, read.key))
                 if earlier != line:
-                    said = "is in" if key == read.key else "looks like that of"
-                    too = ", too" if key == read.key else ""
-                    problems.setdefault(f"key {read.key!r} {said} line {earlier}{too}", []).append(line)
+                    said = f"is in line {earlier}, too" if key == read.key else f"looks like that of line {earlier}"
+                    problems.setdefault(f"key {read.key!r} {said}", []).append(line)
             found.append(read)
         except InvalidRequest as exc:
             problems.setdefault(str(exc), []).append(line)
