@@ -88,8 +88,8 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     _erase_lines(journal, rows, sa.true(), sa.true())
     for table in (logins, subscriptions):
         rows[table.name] = journal.delete_rows(table)
-    values = {"note": None, "credentials": None, "number_key": None, "error": None, "state_note": None, "paused": None}
-    journal.change_account(state=str(AccountState.REMOVED), state_at=at, **values)
+    nothing = dict.fromkeys(("note", "credentials", "number_key", "error", "state_note", "paused"))
+    journal.change_account(state=str(AccountState.REMOVED), state_at=at, **nothing)
     return _note(journal, WHOLE_ACCOUNT, rows, at)
 
 

@@ -66,10 +66,8 @@ def insert_batch(
 ) -> str:
     """Record a batch that is to be approved, and return its id; `parent` is the one that a retry repeats."""
     new, content = uuid.uuid4().hex[:12], digest(rows)
-    batch: dict[str, Any] = {"account": journal.account, "id": new, "name": name, "state": PROPOSED, "parent": parent}
-    batch |= {"digest": content, "lines": len(rows), "total": f"{total_of(rows):f}"}
-    batch |= {"proposed_by": by, "proposed_at": at}
-    journal.execute(batches.insert(), batch)
+    batch = {"id": new, "name": name, "digest": content, "parent": parent, "proposed_by": by, "proposed_at": at}
+    journal.insert(batches, state=PROPOSED, lines=len(rows), total=f"{total_of(rows):f}", **batch)
     # Under the account's secret key: a digest of numbers alone would show them to who tries all.
     keys = keys_of(keyed(journal.ensure_number_key(), content), rows)
     lines = [
@@ -143,9 +141,7 @@ def find_chains(journal: Journal, found: Mapping[str, Row]) -> dict[str, list[Ro
     """
     chains = {key: [row] for key, row in found.items()}
     for link, end in (("previous_key", 0), ("next_key", -1)):
-        while others := {
-            key: getattr(rows[end], link) for key, rows in chains.items() if getattr(rows[end], link) is not None
-        }:
+        while others := {key: other for key, rows in chains.items() if (other := getattr(rows[end], link)) is not None}:
             linked = find_keys(journal, others.values())
             for key, other in others.items():
                 chains[key].insert(len(chains[key]) if end else 0, linked[other])
