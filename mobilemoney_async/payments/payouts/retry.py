@@ -6,7 +6,7 @@ the old payment's row, if the old payment has failed for certain and names none 
 up: neither a create, nor another batch with the same keys, nor another retry can use it. The transactions of the old
 payments are looked up before the proposal, and before the approval: a failed one may have turned to SUCCESS. One that
 does so later stops the new payment as it begins (`Journal.repeated`). A restored backup has forgotten the retries made
-since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`obstacles`).
+since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`find_obstacles`).
 
 Critical sections: the parent's row is locked while its retry is made, so that two people get one. The rows of the old
 payments are locked, in the order of their keys, while the retry is approved.
@@ -21,12 +21,12 @@ from datetime import datetime
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import Row, batches
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
-from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     find_chains,
     find_keys,
     find_lines,
+    find_obstacles,
     find_payments,
     find_row,
     insert_batch,

@@ -16,12 +16,12 @@ from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import LimitExceeded
 from mobilemoney_async.payments.creates.disbursement_limits import require_batch_within
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
-from mobilemoney_async.payments.payouts.obstacles import find_obstacles
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     can_queue,
     find_chains,
     find_lines,
+    find_obstacles,
     find_payments,
     find_row,
     line_state,
