@@ -29,7 +29,7 @@ from mobilemoney_async.payments.records.unmatched import IS_OPEN, MAY_HAVE_PAID,
 _LOCK = 0x6C696D73  # "lims"
 
 _columns = payments.c
-_own = payments.alias()
+
 _ALL: sa.ColumnElement[bool] = sa.true()
 _MAY_HAVE_MOVED = sa.or_(
     _columns.state.in_(UNIDENTIFIED | {PaymentState.ACKNOWLEDGED}),
@@ -58,9 +58,8 @@ def require_payment_within(
     """
     lock_limits(journal)
     # Not those that were made after it; it may not exist.
-    mine = (_own.c.account == journal.account) & (_own.c.key == request.key)
-    before = ~sa.exists().where(mine, _own.c.created_at < _columns.created_at)
-    queue = sa.false() if is_of_queue else before
+    row = journal.row(request.key)
+    queue = sa.false() if is_of_queue else _ALL if row is None else _columns.created_at <= row.created_at
     others = _select(journal, at, queue=queue).where(_columns.key != request.key)
     forms = kept_forms(journal, [request.phone_number])
     own = others.where(_columns.phone_number.in_(forms))
