@@ -148,7 +148,7 @@ class Payouts:
                 replace(journal, lines, seen, batch=batch.id, at=now)
                 if limits is not None:
                     require_batch_within(journal, limits, batch.id, lines_to_queue(lines, used), at=now)
-                duplicates = duplicates_of(journal, batch.id, lines, used, now)
+                duplicates = duplicates_of(journal, lines, used, now)
                 orders = [_order(batch.id, line) for line in lines]
                 enqueue_all(journal, orders, now, used=used)
                 journal.change_rows(

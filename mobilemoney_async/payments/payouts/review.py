@@ -76,7 +76,7 @@ def find_batch(journal: Journal, id: str, now: datetime, limits: DisbursementLim
     largest = sorted(lines, key=lambda each: (-int(each.amount), each.line))[:_LARGEST]
     return attrs.evolve(
         to_batch(journal, row),
-        duplicates=duplicates_of(journal, id, lines, used, now),
+        duplicates=duplicates_of(journal, lines, used, now),
         warnings=warnings_of(lines),
         repeats=_repeats(journal, row, used),
         left_out=_left_out(journal, row, lines),
@@ -158,9 +158,7 @@ def _repeats(journal: Journal, batch: Row, used: Mapping[str, Row]) -> str | Non
     return said
 
 
-def duplicates_of(
-    journal: Journal, batch: str, lines: Sequence[Row], used: Mapping[str, Row], now: datetime
-) -> Mapping[int, str]:
+def duplicates_of(journal: Journal, lines: Sequence[Row], used: Mapping[str, Row], now: datetime) -> Mapping[int, str]:
     """Return why lines of a batch look as if they were paid twice, by line.
 
     An earlier line pays the number, or a payment or another proposed batch of the last thirty days pays it as much.
@@ -169,7 +167,7 @@ def duplicates_of(
     first: dict[tuple[str, ...], int] = {}
     forms = kept_forms(journal, {each.phone_number for each in lines})
     # In this order: a batch that is approved at this very moment is still proposed, or its payments are there.
-    proposed = _proposed(journal, batch, lines, now)
+    proposed = _proposed(journal, lines, now)
     recent = _recent(journal, forms, now)
     for each in lines:
         kind, own = (each.phone_number, each.amount), used.get(each.key)
@@ -221,14 +219,14 @@ def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mappin
     return {(forms[row.phone_number], row.amount): row for row in rows}
 
 
-def _proposed(journal: Journal, batch: str, lines: Sequence[Row], now: datetime) -> Mapping[tuple[str, str], str]:
+def _proposed(journal: Journal, lines: Sequence[Row], now: datetime) -> Mapping[tuple[str, str], str]:
     """Return lines of other batches of the last thirty days that are to be approved, by the kind that they share.
 
     A line that shares a key with these lines does not count: both are one payment. Each batch is read as a whole: no
     index helps to find some numbers in it.
     """
     keys, kinds = {each.key for each in lines}, {(each.phone_number, each.amount) for each in lines}
-    recent = (batches.c.state == PROPOSED, batches.c.id != batch, batches.c.proposed_at >= now - _RECENT)
+    recent = (batches.c.state == PROPOSED, batches.c.id != lines[0].batch, batches.c.proposed_at >= now - _RECENT)
     found: dict[tuple[str, str], str] = {}
     for other in journal.rows(batches, *recent, order_by=[batches.c.proposed_at]):
         for row in find_lines(journal, other.id):
