@@ -5,7 +5,7 @@ is logging in. Every process keeps a copy in memory, in its own loop's time, and
 has no usable token, so that a call costs no query.
 
 Critical sections:
-- In a process, `_lock` is held by the one task that visits the row or logs in. The others wait, or use the old token.
+- In a process, `LoginAuth` lets one task at a time visit the row or log in. The others wait, or use the old token.
 - Between processes, no transaction is open during a login. The row is written before it and after it; in between the
   lease keeps the others off, and its holder renews it. If the lease is lost all the same, two logins are made.
 - A login may be cancelled at any await. Its lease is given back, and a result saved, inside a shield of 5 s.
@@ -24,8 +24,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.calls.limiter import LoopLock
-from mobilemoney_async.calls.logins import CancelledLogins, LoginState
+from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.encryption import TokenCipher
@@ -62,8 +61,8 @@ def share_tokens(store: AccountStore, tokens: TokenSource) -> TokenSource:
     return SharedLogin(tokens, store.database, store.account, store.cipher)
 
 
-class SharedLogin:
-    """Token source that shares the token of a `LoginAuth` through a database.
+class SharedLogin(LoginAuth):
+    """Login that shares its token through a database, with the credentials of a `LoginAuth`.
 
     Any number of processes make one login. One of them renews the token ahead of its end while the others go on with
     the old one; a token that the service refuses is discarded for all; a refused login begins the pause of `LoginAuth`
@@ -76,7 +75,8 @@ class SharedLogin:
     token in memory, and those delete what it has written before.
 
     The `LoginAuth` may serve other clients too: its own state is neither used nor changed. The others wait `lease`
-    seconds for a process that died while it logged in.
+    seconds for a process that died while it logged in. A call that has no token and cannot reach the store raises
+    `StoreError`.
     """
 
     is_vault: bool = False
@@ -90,17 +90,14 @@ class SharedLogin:
         *,
         lease: float = _LEASE,
     ) -> None:
-        self._auth = auth
+        super().__init__(*auth.credentials)
         self._database = database
         self._account = account
         self._cipher = cipher
         self._lease = lease
-        self._lock = LoopLock()
         self.name: str | None = None
-        self._state = LoginState()
         # Of failures that concern only this process.
         self._own = LoginState()
-        self._cancelled = CancelledLogins()
         # A token that was refused here, and what that makes of the row.
         self._refused: tuple[Secret, Change] | None = None
         self._warned: set[str] = set()
@@ -112,28 +109,11 @@ class SharedLogin:
     async def name_credentials(self) -> str:
         """Return the name of the credentials, by which the processes that share them know each other."""
         if self.name is None:
-            self.name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
+            self.name = await run_in_thread(lambda: self._cipher.name(*self.credentials))
         return self.name
 
     def doubt(self) -> None:
         """Do nothing: there are no other credentials."""
-
-    async def token(self, login: Login) -> Secret:
-        """Return the token of all processes, after a login if there is none or it is about to end.
-
-        If the call is cancelled while it logs in, another logs in at once; after several in a row, later.
-
-        Raises:
-            InvalidCredentials: The service refused the credentials, now or within the pause, here or elsewhere.
-            StoreError: The database failed, and there is no token in memory.
-            MobileMoneyError: The login failed in another way.
-        """
-        now, state = anyio.current_time(), self._state
-        token = state.fresh(now) or (state.valid(now) if self._lock.locked() else None)
-        if token is not None:
-            return token
-        async with self._lock:
-            return await self._renew(login)
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Forget a token, unless a newer one has taken its place; other processes do so with the next login."""
@@ -148,6 +128,7 @@ class SharedLogin:
             self._refused = (token, lambda state, now: state.suspected(token, now))
 
     async def _renew(self, login: Login) -> Secret:
+        """Return the token of all processes, in place of one that only this process has."""
         pause = _FIRST_LOOK
         while True:
             now = anyio.current_time()
@@ -204,7 +185,7 @@ class SharedLogin:
         began = anyio.current_time()
         try:
             async with renewed(keep, every=self._lease / 3):
-                token, lifetime = await self._auth.log_in(login)
+                token, lifetime = await self.log_in(login)
         except MobileMoneyError as exc:
             self._cancelled.clear()
             return await self._fail(exc, me)
