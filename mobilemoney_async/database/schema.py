@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -56,19 +57,28 @@ def _columns(kind: Any, *names: str, **options: Any) -> Iterator[sa.Column[Any]]
     return (sa.Column(name, kind, **options) for name in names)
 
 
+_texts, _times = partial(_columns, sa.Text), partial(_columns, UTCDateTime)
+
+
+def _key(name: str, kind: Any = sa.Text) -> sa.Column[Any]:
+    """Return a column of a primary key, whose values are never given by the database."""
+    return sa.Column(name, kind, primary_key=True, autoincrement=False)
+
+
+def _index(
+    name: str, *columns: str | sa.TextClause, unique: bool = False, where: sa.TextClause | None = None
+) -> sa.Index:
+    """Return an index of an account's rows, or of those that a condition chooses."""
+    return sa.Index(name, "account", *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+
+
 def _account_table(name: str, *parts: Any, **options: Any) -> sa.Table:
-    """Return a table whose key begins with the account."""
-    account = sa.Column("account", sa.Text, primary_key=True)
-    return sa.Table(f"mobilemoney_{name}", METADATA, account, *parts, **options)
-
-
-# Order of the queue, also as columns of an index.
-_TURN = ("priority DESC", "coalesce(not_before, created_at)", "key")
-
-
-def _partial_index(name: str, where: sa.TextClause, *columns: str | sa.TextClause, unique: bool = False) -> sa.Index:
-    """Return an index of the rows that a condition chooses."""
-    return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+    """Return a table whose key begins with the account. The names of its indexes begin with its own."""
+    full_name = f"mobilemoney_{name}"
+    for each in parts:
+        if isinstance(each, sa.Index):
+            each.name = sa.quoted_name(f"{full_name}_{each.name}", quote=None)
+    return sa.Table(full_name, METADATA, _key("account"), *parts, **options)
 
 
 # One row: the version of the tables, and the address of the service that the store's workers serve.
@@ -102,73 +112,66 @@ IS_QUEUED: sa.TextClause = sa.text("state = 'QUEUED'")
 IS_NEW: sa.TextClause = sa.text("number IS NULL")
 """The change has no number yet."""
 
-_KIND = ("account", "type", "phone_number", "amount")
-
 payments: sa.Table = _account_table(
     "payment_records",
-    sa.Column("key", sa.Text, primary_key=True),
-    *_columns(sa.Text, "type", "phone_number", "amount", "extra_digest", "state", nullable=False),
+    _key("key"),
+    *_texts("type", "phone_number", "amount", "extra_digest", "state", nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    *_columns(UTCDateTime, "created_at", "changed_at", nullable=False),
-    *_columns(UTCDateTime, "sent_at", "stale_at", "ended_at"),
-    *_columns(sa.Text, "transaction_id", "reference", "status", "transaction", "acknowledgement"),
-    sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
-    sa.Column("stops_kind", sa.Boolean, nullable=False, default=False),
+    *_times("created_at", "changed_at", nullable=False),
+    *_times("sent_at", "stale_at", "ended_at"),
+    *_texts("transaction_id", "reference", "status", "transaction", "acknowledgement"),
+    *_columns(sa.Boolean, "is_adopted", "stops_kind", nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
-    sa.Column("walked_at", UTCDateTime),
+    *_times("walked_at"),
     # The nonce of the latest attempt is random, so that after a broken commit its process recognises its own row.
-    *_columns(sa.Text, "candidates", "error", "external_id", "nonce"),
+    *_texts("candidates", "error", "external_id", "nonce"),
     # The transaction that our own acknowledgement named, where that does not fit: until another payment owns it, or
     # someone explains it.
-    sa.Column("named_id", sa.Text),
+    *_texts("named_id"),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
     # Of an attempt that failed: the service's code, or the HTTP status.
-    sa.Column("code", sa.Text),
+    *_texts("code"),
     # Why it is open, and what that is about; the last complete listing that did not show it, and whether that showed
     # the payments around it; the time before which no other listing is worth its requests.
-    *_columns(sa.Text, "cause", "about"),
-    sa.Column("looked_at", UTCDateTime),
+    *_texts("cause", "about"),
+    *_times("looked_at"),
     sa.Column("look_passed", sa.Boolean),
-    sa.Column("next_look_at", UTCDateTime),
+    *_times("next_look_at"),
     # Of a queued payment: when and in which order it is sent, its extra fields as JSON, and its place in a batch.
-    *_columns(UTCDateTime, "not_before", "not_after"),
+    *_times("not_before", "not_after"),
     sa.Column("priority", sa.Integer, nullable=False, default=0),
-    *_columns(sa.Text, "extra", "batch"),
+    *_texts("extra", "batch"),
     sa.Column("line", sa.Integer),
     # The payment that a retry has made in its place, and the one in whose place it was made: `payments.payouts.retry`.
-    *_columns(sa.Text, "next_key", "previous_key"),
+    *_texts("next_key", "previous_key"),
     # A transaction of the service belongs to one record.
-    sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
+    _index("transaction", "transaction_id", unique=True),
     # At most one payment of a kind that stops the others, and all that have no known transaction.
-    *(
-        _partial_index(f"mobilemoney_payment_records_{name}", where, *_KIND, unique=name == "stopping")
-        for name, where in {"stopping": STOPS_KIND, "unidentified": IS_UNIDENTIFIED}.items()
-    ),
-    sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
+    _index("stopping", "type", "phone_number", "amount", unique=True, where=STOPS_KIND),
+    _index("unidentified", "type", "phone_number", "amount", where=IS_UNIDENTIFIED),
+    _index("kind", "phone_number", "type", "amount"),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
-    sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
-    _partial_index("mobilemoney_payment_records_sent", sa.text("sent_at IS NOT NULL"), "account", "sent_at"),
-    sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
-    _partial_index("mobilemoney_payment_records_queue", IS_QUEUED, "account", *map(sa.text, _TURN)),
-    _partial_index("mobilemoney_payment_records_refused", WAS_REFUSED_SOFTLY, "account", "ended_at"),
-    _partial_index("mobilemoney_payment_records_named", sa.text("named_id IS NOT NULL"), "account", "named_id"),
-    _partial_index("mobilemoney_payment_records_contradicted", IS_CONTRADICTED, "account", "created_at"),
+    _index("created", "created_at", "key"),
+    _index("sent", "sent_at", where=sa.text("sent_at IS NOT NULL")),
+    _index("state", "state", "created_at", "key"),
+    # In the order of the queue.
+    _index("queue", sa.text("priority DESC"), sa.text("coalesce(not_before, created_at)"), "key", where=IS_QUEUED),
+    _index("refused", "ended_at", where=WAS_REFUSED_SOFTLY),
+    _index("named", "named_id", where=sa.text("named_id IS NOT NULL")),
+    _index("contradicted", "created_at", where=IS_CONTRADICTED),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
-    *(
-        _partial_index(f"mobilemoney_payment_records_{name}", sa.text(f"length({name}) <= 200"), "account", name)
-        for name in ("reference", "external_id")
-    ),
+    *(_index(each, each, where=sa.text(f"length({each}) <= 200")) for each in ("reference", "external_id")),
 )
 
 # The entries of a payment are numbered from 1, under the lock of the payment's row.
 history: sa.Table = _account_table(
     "payment_history",
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("at", UTCDateTime, nullable=False),
-    *_columns(sa.Text, "what", "source", nullable=False),
-    sa.Column("detail", sa.Text),
+    _key("key"),
+    _key("number", sa.Integer),
+    *_times("at", nullable=False),
+    *_texts("what", "source", nullable=False),
+    *_texts("detail"),
     sqlite_with_rowid=False,
 )
 
@@ -176,57 +179,57 @@ history: sa.Table = _account_table(
 # whose id is the name. A reader numbers them once they are committed: see `payments.feed.changes`.
 changes: sa.Table = _account_table(
     "changes",
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("entry", sa.Integer, primary_key=True, autoincrement=False),
-    *_columns(sa.Text, "state", "status"),
-    sa.Column("at", UTCDateTime, nullable=False),
+    _key("name"),
+    _key("entry", sa.Integer),
+    *_texts("state", "status"),
+    *_times("at", nullable=False),
     sa.Column("number", sa.BigInteger),
-    sa.Index("mobilemoney_changes_number", "account", "number", unique=True),
-    _partial_index("mobilemoney_changes_new", IS_NEW, "account", "at"),
+    _index("number", "number", unique=True),
+    _index("new", "at", where=IS_NEW),
 )
 
 # Readers of an account's changes, and the number up to which each is done. `tried` is the first change that was handed
 # out last time.
 consumers: sa.Table = _account_table(
     "consumers",
-    sa.Column("name", sa.Text, primary_key=True),
+    _key("name"),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tried", sa.BigInteger),
-    sa.Column("used_at", UTCDateTime, nullable=False),
+    *_times("used_at", nullable=False),
 )
 
 # Changes that a consumer could not handle. One with `next_at` holds back its payment, `name`; one without is parked.
 retries: sa.Table = _account_table(
     "retries",
-    sa.Column("consumer", sa.Text, primary_key=True),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("name", sa.Text, nullable=False),
+    _key("consumer"),
+    _key("number", sa.BigInteger),
+    *_texts("name", nullable=False),
     sa.Column("tries", sa.Integer, nullable=False),
-    sa.Column("next_at", UTCDateTime),
-    sa.Column("error", sa.Text),
+    *_times("next_at"),
+    *_texts("error"),
 )
 
 # Batches of payouts that one person proposes and another approves, and their lines. `parent` is the batch that a retry
 # pays again, and `previous_key` the payment that a line of a retry replaces. `info` has the other columns, as JSON.
 batches: sa.Table = _account_table(
     "batches",
-    sa.Column("id", sa.Text, primary_key=True),
-    *_columns(sa.Text, "name", "digest", "state", "total", "proposed_by", nullable=False),
+    _key("id"),
+    *_texts("name", "digest", "state", "total", "proposed_by", nullable=False),
     sa.Column("lines", sa.Integer, nullable=False),
-    sa.Column("proposed_at", UTCDateTime, nullable=False),
-    *_columns(sa.Text, "approved_by", "cancelled_by"),
-    *_columns(UTCDateTime, "approved_at", "cancelled_at"),
-    sa.Column("parent", sa.Text),
-    sa.Index("mobilemoney_batches_proposed", "account", "proposed_at"),
-    sa.Index("mobilemoney_batches_parent", "account", "parent"),
+    *_times("proposed_at", nullable=False),
+    *_texts("approved_by", "cancelled_by"),
+    *_times("approved_at", "cancelled_at"),
+    *_texts("parent"),
+    _index("proposed", "proposed_at"),
+    _index("parent", "parent"),
 )
 
 batch_lines: sa.Table = _account_table(
     "batch_lines",
-    sa.Column("batch", sa.Text, primary_key=True),
-    sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
-    *_columns(sa.Text, "key", "phone_number", "amount", nullable=False),
-    *_columns(sa.Text, "info", "previous_key"),
+    _key("batch"),
+    _key("line", sa.Integer),
+    *_texts("key", "phone_number", "amount", nullable=False),
+    *_texts("info", "previous_key"),
 )
 
 # Transactions of the service that no payment owned when a list showed them, until a payment owns them or someone
@@ -237,30 +240,30 @@ batch_lines: sa.Table = _account_table(
 # while the store was in contact, and that none of its payments fits.
 unmatched: sa.Table = _account_table(
     "unmatched",
-    sa.Column("transaction_id", sa.Text, primary_key=True),
-    *_columns(sa.Text, "type", "amount", "shown_number", "status", nullable=False),
-    sa.Column("created_at", UTCDateTime),
-    *_columns(sa.Text, "number_digest", "fits_key"),
-    *_columns(UTCDateTime, "first_seen_at", "due_at", "changed_at", nullable=False),
-    sa.Column("told_at", UTCDateTime),
+    _key("transaction_id"),
+    *_texts("type", "amount", "shown_number", "status", nullable=False),
+    *_times("created_at"),
+    *_texts("number_digest", "fits_key"),
+    *_times("first_seen_at", "due_at", "changed_at", nullable=False),
+    *_times("told_at"),
     *_columns(sa.Boolean, "is_lost", "went_backwards", "is_foreign", nullable=False, default=False),
-    sa.Column("explained_at", UTCDateTime),
-    *_columns(sa.Text, "note", "explained_by"),
-    sa.Index("mobilemoney_unmatched_seen", "account", "first_seen_at"),
-    sa.Index("mobilemoney_unmatched_kind", "account", "number_digest", "type", "amount"),
+    *_times("explained_at"),
+    *_texts("note", "explained_by"),
+    _index("seen", "first_seen_at"),
+    _index("kind", "number_digest", "type", "amount"),
 )
 
 # Lives of a store: the times in which its processes have written without a pause of five minutes.
 lives: sa.Table = _account_table(
     "lives",
-    sa.Column("began_at", UTCDateTime, primary_key=True),
-    sa.Column("until", UTCDateTime, nullable=False),
+    _key("began_at", UTCDateTime),
+    *_times("until", nullable=False),
 )
 
 # Times of the service's clock that a store has forgotten: what it made then, and no payment owns, may be the store's.
 lost_times: sa.Table = _account_table(
     "lost_times",
-    *_columns(UTCDateTime, "start", "end", primary_key=True),
+    *_times("start", "end", primary_key=True),
     sa.Column("went_backwards", sa.Boolean, nullable=False),
 )
 
@@ -271,20 +274,20 @@ lost_times: sa.Table = _account_table(
 # last number given, the highest one that was pruned, and how often some were.
 accounts: sa.Table = _account_table(
     "accounts",
-    *_columns(sa.Text, "merchant_id", "host", "credentials"),
-    *_columns(UTCDateTime, "first_record_at", "due_since", "known_until", "again_at", "lost_at", "others_until"),
+    *_texts("merchant_id", "host", "credentials"),
+    *_times("first_record_at", "due_since", "known_until", "again_at", "lost_at", "others_until"),
     sa.Column("went_backwards", sa.Boolean),
     sa.Column("timeline", sa.Integer),
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
-    sa.Column("paused", sa.Text),
-    *_columns(UTCDateTime, "paused_until", "resumed_at"),
+    *_texts("paused"),
+    *_times("paused_until", "resumed_at"),
     # SUSPENDED or REMOVED; None for an account that pays. See `payments.records.account_state`.
-    *_columns(sa.Text, "state", "state_note"),
-    sa.Column("state_at", UTCDateTime),
+    *_texts("state", "state_note"),
+    *_times("state_at"),
     # The last failure of a worker that served it, and its time.
-    sa.Column("error", sa.Text),
-    sa.Column("error_at", UTCDateTime),
-    *_columns(sa.Text, "note", "number_key", "feed_epoch"),
+    *_texts("error"),
+    *_times("error_at"),
+    *_texts("note", "number_key", "feed_epoch"),
     *_columns(
         sa.BigInteger, "feed_last", "feed_pruned", "feed_prunings", nullable=False, default=0, server_default="0"
     ),
@@ -293,8 +296,8 @@ accounts: sa.Table = _account_table(
 # Numbers, by their digests, and whole accounts that were erased: a restored backup has them again.
 erasures: sa.Table = _account_table(
     "erasures",
-    sa.Column("digest", sa.Text, primary_key=True),
-    sa.Column("at", UTCDateTime, nullable=False),
+    _key("digest"),
+    *_times("at", nullable=False),
 )
 
 # Leases: tasks that one process of an account does at a time. `until` is a time of the store's clock, and `written`
@@ -302,26 +305,25 @@ erasures: sa.Table = _account_table(
 # numbers count its messages, under the row's lock: so a reader knows how far it has read.
 leases: sa.Table = _account_table(
     "leases",
-    sa.Column("name", sa.Text, primary_key=True),
-    *_columns(sa.Text, "holder", "host"),
+    _key("name"),
+    *_texts("holder", "host"),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
     *_columns(sa.Double, "until", "written", nullable=False, default=0.0),
-    sa.Column("subscription_number", sa.BigInteger, nullable=False, default=0),
-    sa.Column("message_number", sa.BigInteger, nullable=False, default=0),
+    *_columns(sa.BigInteger, "subscription_number", "message_number", nullable=False, default=0),
 )
 
 # Hosts of a platform that take accounts, until a time of the store's clock; and when each looked for work last.
 hosts: sa.Table = sa.Table(
     "mobilemoney_hosts",
     METADATA,
-    sa.Column("host", sa.Text, primary_key=True),
+    _key("host"),
     *_columns(sa.Double, "until", "looked_at", nullable=False, default=0.0),
 )
 
 # Accounts in which a worker has something to do: which work, and the host that serves the account until a time.
 account_claims: sa.Table = _account_table(
     "account_claims",
-    sa.Column("host", sa.Text),
+    *_texts("host"),
     sa.Column("until", sa.Double, nullable=False, default=0.0),
     sa.Column("work", sa.Integer, nullable=False),
 )
@@ -331,33 +333,33 @@ account_claims: sa.Table = _account_table(
 # arrived, or until their time `until`.
 subscriptions: sa.Table = _account_table(
     "subscriptions",
-    *_columns(sa.Text, "transaction_id", "follower", primary_key=True),
+    *_texts("transaction_id", "follower", primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     *_columns(sa.Boolean, "is_new", "has_deadline", "is_hinted", nullable=False),
-    *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
+    *_times("tracked_at", "until", nullable=False),
     sa.Column("message_number", sa.BigInteger, nullable=False, default=0),
     sa.Column("has_ended", sa.Boolean, nullable=False, default=False),
-    *_columns(sa.Text, "transaction", "error"),
+    *_texts("transaction", "error"),
     sa.Column("lag", sa.Double),
-    sa.Index("mobilemoney_subscriptions_number", "account", "number"),
-    sa.Index("mobilemoney_subscriptions_follower", "account", "follower", "message_number"),
+    _index("number", "number"),
+    _index("follower", "follower", "message_number"),
 )
 
 budgets: sa.Table = _account_table(
     "budgets",
-    sa.Column("state", sa.Text, nullable=False),
+    *_texts("state", nullable=False),
 )
 
 # The logins of all processes. `credentials` names an e-mail address and a password without showing them. Numbers are
 # times of the store's clock, `pause_length` is seconds.
 logins: sa.Table = _account_table(
     "logins",
-    sa.Column("credentials", sa.Text, primary_key=True),
-    sa.Column("token", sa.Text),
+    _key("credentials"),
+    *_texts("token"),
     *_columns(sa.Double, "renew_from", "good_until"),
-    sa.Column("failure", sa.Text),
+    *_texts("failure"),
     *_columns(sa.Double, "paused_until", "pause_length", "refused_anew"),
-    sa.Column("holder", sa.Text),
+    *_texts("holder"),
     sa.Column("held_until", sa.Double),
     sa.Column("written", sa.Double, nullable=False),
 )
