@@ -7,10 +7,11 @@ tuple.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Generic, TypeAlias, TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -46,43 +47,24 @@ async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter
     with ExitStack() as stack:
         for watcher in _watchers:
             stack.enter_context(watcher())
-        job = _Job(work)
+        job = Future[None]()  # of which the first decides: the thread, which runs it, or the task, which cancels it
         try:
-            return await anyio.to_thread.run_sync(job.run, limiter=limiter)
+            return await anyio.to_thread.run_sync(partial(_run, job, work), limiter=limiter)
         except anyio.get_cancelled_exc_class():
-            if job.is_running():
-                await job.end()
+            if not job.cancel():
+                with anyio.CancelScope(shield=True):
+                    while not job.done():
+                        # Suppressed: the first cancellation is raised afterwards, however often the task is cancelled.
+                        with suppress(anyio.get_cancelled_exc_class()):
+                            await anyio.to_thread.run_sync(partial(wait, [job]), limiter=anyio.CapacityLimiter(1))
             raise
 
 
-class _Job(Generic[T]):
-    """Function that a thread may run, unless its caller gives up before.
-
-    The thread and the caller both try to take the lock `_is_taken`: the first one decides, and never releases it.
-    """
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._is_taken = threading.Lock()
-        self._ended = threading.Event()
-
-    def run(self) -> T:
-        """Run it, in the thread."""
-        if not self._is_taken.acquire(blocking=False):
-            raise RuntimeError("its caller has given up")
-        try:
-            return self._work()
-        finally:
-            self._ended.set()
-
-    def is_running(self) -> bool:
-        """Return whether the thread has begun; if not, it never will."""
-        return not self._is_taken.acquire(blocking=False)
-
-    async def end(self) -> None:
-        """Wait until the thread has ended, however often the task is cancelled."""
-        with anyio.CancelScope(shield=True):
-            while not self._ended.is_set():
-                # Suppressed: the caller raises the first cancellation afterwards.
-                with suppress(anyio.get_cancelled_exc_class()):
-                    await anyio.to_thread.run_sync(self._ended.wait, limiter=anyio.CapacityLimiter(1))
+def _run(job: Future[None], work: Callable[[], T]) -> T:
+    """Run a function in the thread, unless its caller has given up."""
+    if not job.set_running_or_notify_cancel():
+        raise RuntimeError("its caller has given up")
+    try:
+        return work()
+    finally:
+        job.set_result(None)
