@@ -99,10 +99,7 @@ def because(status: AccountStatus) -> str:
 ACCOUNT_COLUMNS: tuple[Column[AccountStatus], ...] = (
     Column("account", lambda each: each.account, is_id=True),
     Column("needs someone", lambda each: ", ".join(each.needs), min_width=12),
-    Column("pending", lambda each: f"{each.pending:,}", is_number=True),
-    Column("unknown", lambda each: f"{each.unknown:,}", is_number=True),
-    Column("unmatched", lambda each: f"{each.unmatched:,}", is_number=True),
-    Column("queued", lambda each: f"{each.queued:,}", is_number=True),
+    *map(output.count_column, ("pending", "unknown", "unmatched", "queued")),
     Column("because", because, min_width=20),
 )
 
@@ -260,7 +257,7 @@ def list_erasures(*, as_json: AsJSON = False, service: Service) -> None:
         columns: tuple[Column[Erasure], ...] = (
             Column("account", lambda each: each.account, is_id=True),
             Column("erased", lambda each: each.digest[:16], min_width=8),
-            Column("at, UTC", lambda each: output.moment(each.at), is_time=True),
+            output.time_column("at, UTC", "at"),
         )
         output.show(output.new_table(columns, found))
 

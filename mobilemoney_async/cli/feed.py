@@ -28,7 +28,7 @@ def list_changes(*, after: After = None, limit: Limit = 100, as_json: AsJSON = F
 
     found = run_with_store(read, store)
     columns: tuple[Column[PaymentChange], ...] = (
-        Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
+        output.time_column("at, UTC", "at"),
         Column("payment", lambda each: each.key or "", is_id=True),
         Column("state", lambda each: "unclaimed" if each.state is None else str(each.state)),
         Column("status", lambda each: "" if each.status is None else shown_text(each.status), min_width=7),
@@ -55,8 +55,8 @@ def list_consumers(*, as_json: AsJSON = False, service: Service) -> None:
     found = run_with_store(lambda book: book.consumers(), store)
     columns: tuple[Column[Any], ...] = (
         Column("consumer", lambda each: each.name, min_width=6),
-        Column("behind", lambda each: f"{each.behind:,}", is_number=True),
-        Column("used, UTC", lambda each: output.moment(each.used_at), min_width=10, is_time=True),
+        output.count_column("behind"),
+        output.time_column("used, UTC", "used_at"),
         Column("lagging", lambda each: ", ".join(each.lagging), min_width=7),
         Column("parked", lambda each: "; ".join(f"{one.name}: {one.error}" for one in each.parked), min_width=7),
     )

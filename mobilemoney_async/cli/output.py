@@ -159,6 +159,25 @@ def printing_log(say: Callable[[str], object]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
+TYPE: Column[Any] = Column("type", lambda each: str(each.type))
+TZS: Column[Any] = Column("TZS", lambda each: f"{each.amount:,f}", is_number=True)
+
+
+def payment_columns(*, unmasked: bool) -> tuple[Column[Any], ...]:
+    """Return the columns for type, amount and phone number of payments or transactions."""
+    return TYPE, TZS, Column("phone", lambda each: phone(each.phone_number, unmasked=unmasked))
+
+
+def time_column(name: str, attribute: str) -> Column[Any]:
+    """Return the column of a UTC time, which may be None."""
+    return Column(name, lambda each: moment(getattr(each, attribute)), min_width=10, is_time=True)
+
+
+def count_column(name: str) -> Column[Any]:
+    """Return the column of a number that the rows have under its name."""
+    return Column(name, lambda each: f"{getattr(each, name):,}", is_number=True)
+
+
 def new_table(columns: Sequence[Column[T]], rows: Iterable[T], *, has_header: bool = True) -> Table:
     """Return a table of rows."""
     return table_of(columns, ([each.cell(row) for each in columns] for row in rows), has_header=has_header)

@@ -347,11 +347,9 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
     columns: tuple[Column[PaymentRecord], ...] = (
         Column("key", lambda each: each.key, is_id=True),
-        Column("type", lambda each: str(each.type)),
-        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-        Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
+        *output.payment_columns(unmasked=unmasked),
         Column("state", _state, min_width=16),
-        Column("sent, UTC", lambda each: output.moment(each.sent_at), min_width=10, is_time=True),
+        output.time_column("sent, UTC", "sent_at"),
         Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), is_id=True),
     )
     output.show(output.new_table(columns, records))
@@ -390,7 +388,7 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
         return ": ".join(output.said(each, unmasked=unmasked or entry.source != Source.PERSON) for each in parts)
 
     columns: tuple[Column[HistoryEntry], ...] = (
-        Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
+        output.time_column("at, UTC", "at"),
         Column("what", lambda each: each.what, min_width=5),
         Column("source", lambda each: each.source, min_width=5),
         Column("detail", said, min_width=5),

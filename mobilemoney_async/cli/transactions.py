@@ -32,8 +32,6 @@ CSV_HEADER = (
 )
 """The first line of the CSV: the contract's fields, with a column for each field of fees and settlement."""
 
-_CREATED: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=10, is_time=True)
-
 _STATES, _TYPES = completing(lambda: TransactionStatus), completing(lambda: TransactionType)
 Status = Annotated[
     str | None,
@@ -133,7 +131,9 @@ def list_transactions(
 
     run("list", print_pages, settings=settings)
     if rows:
-        output.show(output.new_table((*columns(unmasked=unmasked), _CREATED), rows))
+        output.show(
+            output.new_table((*columns(unmasked=unmasked), output.time_column("created, UTC", "created_at")), rows)
+        )
     _say_rest(printed, total)
 
 
@@ -205,9 +205,7 @@ def columns(*, unmasked: bool) -> tuple[Column[Transaction], ...]:
     """Return the columns of a table of transactions."""
     return (
         Column("transaction", lambda each: each.id, is_id=True),
-        Column("type", lambda each: str(each.type)),
-        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-        Column("phone", lambda each: phone(each.phone_number, unmasked=unmasked)),
+        *output.payment_columns(unmasked=unmasked),
         Column("state", state_of, min_width=16),
     )
 

@@ -310,11 +310,9 @@ def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
     """Print a table of transactions that no payment claims."""
     columns: tuple[Column[UnclaimedTransaction], ...] = (
         Column("transaction", lambda each: each.transaction_id, is_id=True),
-        Column("type", lambda each: str(each.type)),
-        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-        Column("phone", lambda each: each.phone_number),
+        *output.payment_columns(unmasked=True),  # the store has masked them
         Column("status", lambda each: shown_text(each.status), min_width=7),
-        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=10, is_time=True),
+        output.time_column("made, UTC", "created_at"),
         Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
         Column("state", _state, min_width=5),
     )
@@ -329,10 +327,10 @@ def _state(transaction: UnclaimedTransaction) -> str:
 def print_audit(report: AuditReport, service: Service) -> None:
     """Print the totals and the differences of an audit."""
     totals: tuple[Column[AuditTotal], ...] = (
-        Column("type", lambda each: each.type),
+        output.TYPE,
         Column("status", lambda each: shown_text(each.status), min_width=7),
         Column("settlement", lambda each: each.settlement_batch or "", min_width=5),
-        Column("count", lambda each: f"{each.count:,}", is_number=True),
+        output.count_column("count"),
         Column("gross", lambda each: f"{each.gross:,f}", is_number=True),
         Column("fees", lambda each: _shown(each.fees), is_number=True),
         Column("net", lambda each: _shown(each.net), is_number=True),

@@ -160,9 +160,7 @@ class View:
             return
         columns: tuple[Column[PaymentRecord], ...] = (
             Column("key", lambda each: each.key, is_id=True),
-            Column("type", lambda each: str(each.type)),
-            Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-            Column("phone", lambda each: output.phone(each.phone_number, unmasked=self.unmasked)),
+            *output.payment_columns(unmasked=self.unmasked),
             Column("state", lambda each: str(each.state)),
             Column("for", lambda each: sent_for(each, found.at), is_number=True),
         )
@@ -177,9 +175,7 @@ class View:
             return
         columns: tuple[Column[UnclaimedTransaction], ...] = (
             Column("transaction", lambda each: each.transaction_id, is_id=True),
-            Column("type", lambda each: str(each.type)),
-            Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-            Column("phone", lambda each: each.phone_number),
+            *output.payment_columns(unmasked=True),
             Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
             Column("for", lambda each: age(found.at - each.first_seen_at), is_number=True),
         )
@@ -199,10 +195,10 @@ def shown_state(each: PaymentRecord | DayTotal) -> str:
 
 
 _TOTALS: tuple[Column[DayTotal], ...] = (
-    Column("type", lambda each: str(each.type)),
+    output.TYPE,
     Column("state", shown_state, min_width=12),
-    Column("count", lambda each: f"{each.count:,}", is_number=True),
-    Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+    output.count_column("count"),
+    output.TZS,
 )
 
 

@@ -89,7 +89,7 @@ def line_columns(notes: Mapping[int, str], *, unmasked: bool) -> Sequence[Column
     """Return the columns of a table of lines; `notes` are the warnings, by line."""
     return (
         Column("line", lambda each: str(each.line), is_number=True),
-        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        output.TZS,
         Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
         Column("state", lambda each: each.state),
         Column(
@@ -113,7 +113,7 @@ def batch_columns() -> tuple[Column[PayoutBatch], ...]:
         Column("name", lambda each: shown_name(each.name), min_width=5),
         Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
         Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
-        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),
+        output.time_column("proposed, UTC", "proposed_at"),
         Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
     )
 
