@@ -14,7 +14,7 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
-from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, run, say
+from mobilemoney_async.cli.failures import Refused, WrongUsage, copyable, say
 from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
@@ -24,7 +24,7 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.stores import find_store, open_store_of, require_tables, run_with_account
+from mobilemoney_async.cli.stores import find_store, require_tables, run_with_account, run_with_sql_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.records.account_status import (
     AccountNeed,
@@ -40,6 +40,7 @@ from mobilemoney_async.values import require_text
 if TYPE_CHECKING:
     from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.account_store import AccountStore
+    from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
 
@@ -53,27 +54,23 @@ accounts_app: typer.Typer = command_group(
 
 
 def of_all_accounts(
-    command: str, need: AccountNeed, work: Callable[[PaymentBook], Awaitable[Sequence[T]]], service: Service
+    need: AccountNeed, work: Callable[[PaymentBook], Awaitable[Sequence[T]]], service: Service
 ) -> dict[str, Sequence[T]]:
     """Run work on the payments of each account of the store that needs someone for a reason; no service is needed."""
 
-    async def run_all() -> dict[str, Sequence[T]]:
-        store = open_store_of(find_store(service))
+    async def run_all(store: SQLStore) -> dict[str, Sequence[T]]:
         from mobilemoney_async.payments.book import PaymentBook
         from mobilemoney_async.payments.store import account_store
 
-        try:
-            statuses = [each for each in await read_all(account_store(store)) if need in each.needs]
-            books = {each.account: PaymentBook(account_store(store.for_account(each.account))) for each in statuses}
-            return {account: await work(book) for account, book in books.items()}
-        finally:
-            store.close()
+        statuses = [each for each in await read_all(account_store(store)) if need in each.needs]
+        books = {each.account: PaymentBook(account_store(store.for_account(each.account))) for each in statuses}
+        return {account: await work(book) for account, book in books.items()}
 
-    return run(command, run_all)
+    return run_with_sql_store("payments", run_all, find_store(service))
 
 
 def print_by_account(
-    found: Mapping[str, Sequence[T]], show: Callable[[Sequence[T]], None], *, as_json: bool, unmasked: bool
+    found: Mapping[str, Sequence[T]], columns: Sequence[Column[T]], *, as_json: bool, unmasked: bool = False
 ) -> None:
     """Print rows of several accounts: as one list of JSON objects with their accounts, or as a table for each."""
     if as_json:
@@ -82,7 +79,7 @@ def print_by_account(
         return
     for account, some in found.items():
         print(output.visible(f"account {account}"))
-        show(some)
+        output.print_table(columns, some)
     if not found:
         say("payments", "no account of the store has any")
 
@@ -118,12 +115,8 @@ def list_accounts(
 ) -> None:
     """List the accounts that need someone, and why. Needs no service."""
     statuses = run_with_account("accounts", partial(read_all, everything=everything), find_store(service))
-    if as_json:
-        output.print_json(output.plain(statuses, unmasked=False))
-    elif statuses:
-        output.show(output.new_table(ACCOUNT_COLUMNS, statuses))
-    else:
-        say("accounts", "the store has no accounts" if everything else "no account needs anyone")
+    nothing = "the store has no accounts" if everything else "no account needs anyone"
+    output.print_found("accounts", statuses, ACCOUNT_COLUMNS, nothing, as_json=as_json)
 
 
 async def read_all(store: AccountStore, *, everything: bool = False) -> list[AccountStatus]:
@@ -222,18 +215,14 @@ def erase(
     if listed is None and not yes:
         require_yes(f"Erase {what} for ever?", otherwise="nothing was erased")
 
-    async def work() -> list[Erasure]:
-        store = open_store_of(find_store(service))
-        try:
-            if listed is not None:
-                return await store.repeat_erasures(listed)
-            if number is None:
-                return [await store.erase_account(str(account))]
-            return [await store.for_account(str(account)).erase(phone_number=number)]
-        finally:
-            store.close()
+    async def work(store: SQLStore) -> list[Erasure]:
+        if listed is not None:
+            return await store.repeat_erasures(listed)
+        if number is None:
+            return [await store.erase_account(str(account))]
+        return [await store.for_account(str(account)).erase(phone_number=number)]
 
-    for each in run("accounts", work):
+    for each in run_with_sql_store("accounts", work, find_store(service)):
         told = ", ".join(f"{count} of {table.removeprefix('mobilemoney_')}" for table, count in each.rows.items())
         print(output.visible(f"{each.account}: erased {told or 'nothing'}"))
 
@@ -242,24 +231,13 @@ def erase(
 @with_service(*OF_THE_DATABASE)
 def list_erasures(*, as_json: AsJSON = False, service: Service) -> None:
     """List the erasures, to keep outside of the database's backups. Needs no service."""
-
-    async def work() -> list[Erasure]:
-        store = open_store_of(find_store(service))
-        try:
-            return await store.erasures()
-        finally:
-            store.close()
-
-    found = run("accounts", work)
-    if as_json:
-        output.print_json([each.to_dict() for each in found])
-    else:
-        columns: tuple[Column[Erasure], ...] = (
-            Column("account", lambda each: each.account, is_id=True),
-            Column("erased", lambda each: each.digest[:16], min_width=8),
-            output.time_column("at, UTC", "at"),
-        )
-        output.show(output.new_table(columns, found))
+    found = run_with_sql_store("accounts", lambda store: store.erasures(), find_store(service))
+    columns: tuple[Column[Erasure], ...] = (
+        Column("account", lambda each: each.account, is_id=True),
+        Column("erased", lambda each: each.digest[:16], min_width=8),
+        output.time_column("at, UTC", "at"),
+    )
+    output.print_found("accounts", found, columns, "nothing was erased so far", as_json=as_json, unmasked=True)
 
 
 def _read_erasures(file: Path) -> list[Erasure]:

@@ -40,7 +40,7 @@ def list_changes(*, after: After = None, limit: Limit = 100, as_json: AsJSON = F
         values = [{name: getattr(each, name) for name in names} | {"id": _transaction_of(each)} for each in found]
         output.print_json(output.plain(values, unmasked=False))
     elif found:
-        output.show(output.new_table(columns, found))
+        output.print_table(columns, found)
     else:
         say("payments", f"no such changes of account {store.account!r}")
 
@@ -60,12 +60,7 @@ def list_consumers(*, as_json: AsJSON = False, service: Service) -> None:
         Column("lagging", lambda each: ", ".join(each.lagging), min_width=7),
         Column("parked", lambda each: "; ".join(f"{one.name}: {one.error}" for one in each.parked), min_width=7),
     )
-    if as_json:
-        output.print_json(output.plain(found, unmasked=False))
-    elif found:
-        output.show(output.new_table(columns, found))
-    else:
-        say("payments", f"no consumers of account {store.account!r}")
+    output.print_found("payments", found, columns, f"no consumers of account {store.account!r}", as_json=as_json)
 
 
 def _transaction_of(change: PaymentChange) -> str | None:

@@ -16,6 +16,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.tables import Column, Table
 from mobilemoney_async.text import mask_phone_number, shown_id
 from mobilemoney_async.values import Secret
@@ -181,6 +182,29 @@ def count_column(name: str) -> Column[Any]:
 def new_table(columns: Sequence[Column[T]], rows: Iterable[T], *, has_header: bool = True) -> Table:
     """Return a table of rows."""
     return table_of(columns, ([each.cell(row) for each in columns] for row in rows), has_header=has_header)
+
+
+def print_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
+    """Print a table of rows."""
+    show(new_table(columns, rows))
+
+
+def print_found(
+    command: str,
+    found: Sequence[T],
+    columns: Sequence[Column[T]],
+    nothing: str,
+    *,
+    as_json: bool,
+    unmasked: bool = False,
+) -> None:
+    """Print rows as JSON or as a table; without any, the command says on standard error that there is nothing."""
+    if as_json:
+        print_json(plain(found, unmasked=unmasked))
+    elif found:
+        print_table(columns, found)
+    else:
+        say(command, nothing)
 
 
 def table_of(columns: Sequence[Column[Any]], rows: Iterable[Sequence[str]], *, has_header: bool = True) -> Table:

@@ -124,9 +124,8 @@ def list_payments(
             said = "goes with --unresolved, and without --limit and --account"
             raise typer.BadParameter(said, param_hint="--all-accounts")
         find_open = partial(_unresolved, number=read_phone_number(phone, find_store(service)))
-        of_each = of_all_accounts("payments", AccountNeed.UNKNOWN, find_open, service)
-        show = partial(print_payments, unmasked=unmasked)
-        print_by_account(of_each, show, as_json=as_json, unmasked=unmasked)
+        of_each = of_all_accounts(AccountNeed.UNKNOWN, find_open, service)
+        print_by_account(of_each, payment_columns(unmasked=unmasked), as_json=as_json, unmasked=unmasked)
         _exit_for([record for records in of_each.values() for record in records], exit_code=exit_code)
         return
     if limit is None:
@@ -143,13 +142,10 @@ def list_payments(
 
     records = run_with_store(find, store)
     shown = (records[:limit] if limit else records)[::-1]
-    if as_json:
-        output.print_json(output.plain(shown, unmasked=unmasked))
-    elif shown:
-        print_payments(shown, unmasked=unmasked)
+    columns, nothing = payment_columns(unmasked=unmasked), f"no such payments of account {store.account!r}"
+    output.print_found("payments", shown, columns, nothing, as_json=as_json, unmasked=unmasked)
+    if not as_json:
         say_of_queue(shown, store)
-    else:
-        say("payments", f"no such payments of account {store.account!r}")
     if len(shown) < len(records):
         say("payments", f"these are the newest {limit}; there are more (--limit 0 shows all)")
     _exit_for(shown, exit_code=exit_code)
@@ -343,16 +339,15 @@ def needs_attention(record: PaymentRecord, now: datetime) -> bool:
     return is_open or record.is_contradicted or record.is_kept
 
 
-def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
-    """Print a table of payments."""
-    columns: tuple[Column[PaymentRecord], ...] = (
+def payment_columns(*, unmasked: bool) -> tuple[Column[PaymentRecord], ...]:
+    """Return the columns of a table of payments."""
+    return (
         Column("key", lambda each: each.key, is_id=True),
         *output.payment_columns(unmasked=unmasked),
         Column("state", _state, min_width=16),
         output.time_column("sent, UTC", "sent_at"),
         Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), is_id=True),
     )
-    output.show(output.new_table(columns, records))
 
 
 def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) -> None:
@@ -407,7 +402,7 @@ def print_reconciled(
     """Print the results of a reconciliation, the next steps, and the number of payments that are left."""
     now = datetime.now(UTC)
     if looked_up:
-        print_payments(looked_up, unmasked=unmasked)
+        output.print_table(payment_columns(unmasked=unmasked), looked_up)
     elif not left:
         print("No payment has an unknown result.")
     for record in {each.key: each for each in (*looked_up, *left)}.values():

@@ -237,7 +237,7 @@ def status(
             for each in found:
                 output.print_json_line(output.plain(each, unmasked=False))
         elif found:
-            output.show(output.new_table(batch_columns(), found))
+            output.print_table(batch_columns(), found)
         else:
             say("payouts status", "there are no batches")
     elif send:
@@ -292,7 +292,7 @@ def show(
             output.print_json_line(output.plain(each, unmasked=unmasked))
         return
     notes = {line: f"paid twice? {reason}" for line, reason in batch.duplicates.items()}
-    output.show(output.new_table(line_columns(notes, unmasked=unmasked), shown))
+    output.print_table(line_columns(notes, unmasked=unmasked), shown)
     if page < pages:
         options = ("--largest",) * largest + ("--unmasked",) * unmasked
         next_page = command_line("payouts", "show", id, "--page", str(page + 1), *options, *service.store_flags)

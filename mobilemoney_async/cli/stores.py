@@ -64,14 +64,25 @@ def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settin
 def run_with_account(
     command: str, work: Callable[[AccountStore], Awaitable[T]], settings: Settings, *, makes_file: bool = False
 ) -> T:
+    """Run work of a command that needs one account of the store alone; `makes_file` as for `run_with_sql_store`."""
+
+    async def with_account(store: SQLStore) -> T:
+        from mobilemoney_async.payments.store import account_store  # needs the extra, which opening a store checks
+
+        return await work(account_store(store))
+
+    return run_with_sql_store(command, with_account, settings, makes_file=makes_file)
+
+
+def run_with_sql_store(
+    command: str, work: Callable[[SQLStore], Awaitable[T]], settings: Settings, *, makes_file: bool = False
+) -> T:
     """Run work of a command that needs the store alone; `makes_file` says whether a new one may be made for it."""
 
     async def with_store() -> T:
         store = open_store(settings) if makes_file else open_store_of(settings)
-        from mobilemoney_async.payments.store import account_store  # needs the extra, which opening a store checks
-
         try:
-            return await work(account_store(store))
+            return await work(store)
         finally:
             store.close()
 

@@ -131,9 +131,7 @@ def list_transactions(
 
     run("list", print_pages, settings=settings)
     if rows:
-        output.show(
-            output.new_table((*columns(unmasked=unmasked), output.time_column("created, UTC", "created_at")), rows)
-        )
+        output.print_table((*columns(unmasked=unmasked), output.time_column("created, UTC", "created_at")), rows)
     _say_rest(printed, total)
 
 

@@ -26,7 +26,7 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.payments import OthersPay, command_lines, print_payments, writers
+from mobilemoney_async.cli.payments import OthersPay, command_lines, payment_columns, writers
 from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service, run_with_store
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
@@ -54,6 +54,21 @@ _COMPARED = "Say that you have compared it yourself, where its list is never rea
 _CSV = "Payments to import: a CSV or .xlsx file with the header key,transaction_id or key,transaction_id,phone_number."
 
 
+def _state(transaction: UnclaimedTransaction) -> str:
+    note = output.said(transaction.note, unmasked=False)
+    return f"{transaction.state}: {note}" if note else transaction.state
+
+
+UNCLAIMED_COLUMNS: tuple[Column[UnclaimedTransaction], ...] = (
+    Column("transaction", lambda each: each.transaction_id, is_id=True),
+    *output.payment_columns(unmasked=True),  # the store has masked them
+    Column("status", lambda each: shown_text(each.status), min_width=7),
+    output.time_column("made, UTC", "created_at"),
+    Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
+    Column("state", _state, min_width=5),
+)
+
+
 @with_service(*OF_THE_STORE)
 def list_unclaimed(
     *,
@@ -69,17 +84,13 @@ def list_unclaimed(
     if all_accounts:
         if show_all or service.account is not None:
             raise typer.BadParameter("goes without --all and --account", param_hint="--all-accounts")
-        of_each = of_all_accounts("payments", AccountNeed.UNMATCHED, lambda book: book.unclaimed(OPEN), service)
-        print_by_account(of_each, print_unclaimed, as_json=as_json, unmasked=False)
+        of_each = of_all_accounts(AccountNeed.UNMATCHED, lambda book: book.unclaimed(OPEN), service)
+        print_by_account(of_each, UNCLAIMED_COLUMNS, as_json=as_json)
         return
     store = find_store(service)
     found = run_with_store(lambda book: book.unclaimed(None if show_all else OPEN), store)
-    if as_json:
-        output.print_json(output.plain(found, unmasked=False))
-    elif found:
-        print_unclaimed(found)
-    else:
-        say("payments", _none(store, f"no such transactions of account {store.account!r}"))
+    nothing = _none(store, f"no such transactions of account {store.account!r}")
+    output.print_found("payments", found, UNCLAIMED_COLUMNS, nothing, as_json=as_json)
 
 
 @with_service(*OF_THE_STORE)
@@ -112,7 +123,7 @@ def explain_transaction(
         if not found:
             say("payments", f"no such transactions of account {store.account!r}")
             return
-        print_unclaimed(found)
+        output.print_table(UNCLAIMED_COLUMNS, found)
         if not yes:
             require_yes(f"Explain {output.counted(len(found), 'transaction')}?", otherwise="nothing was changed")
         names = [each.transaction_id for each in found]
@@ -156,10 +167,7 @@ def recover(
             raise typer.BadParameter("an import needs --note", param_hint="--note")
         text = note
         done = run_with_service(lambda client: client.payments.recover(keys, note=text, phone_numbers=numbers), service)
-        if as_json:
-            output.print_json(output.plain(done, unmasked=unmasked))
-        else:
-            print_payments(done, unmasked=unmasked)
+        output.print_found("payments", done, payment_columns(unmasked=unmasked), "", as_json=as_json, unmasked=unmasked)
         return
     store = find_store(service)
     found = [
@@ -168,7 +176,7 @@ def recover(
     if as_json:
         output.print_json(output.plain(found, unmasked=False))
     elif found:
-        print_unclaimed(found)
+        output.print_table(UNCLAIMED_COLUMNS, found)
         said = "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT"
         say("payments", copyable(said))
     else:
@@ -306,24 +314,6 @@ def rebind(
     print("The account is bound to this base URL and these credentials.")
 
 
-def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
-    """Print a table of transactions that no payment claims."""
-    columns: tuple[Column[UnclaimedTransaction], ...] = (
-        Column("transaction", lambda each: each.transaction_id, is_id=True),
-        *output.payment_columns(unmasked=True),  # the store has masked them
-        Column("status", lambda each: shown_text(each.status), min_width=7),
-        output.time_column("made, UTC", "created_at"),
-        Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
-        Column("state", _state, min_width=5),
-    )
-    output.show(output.new_table(columns, transactions))
-
-
-def _state(transaction: UnclaimedTransaction) -> str:
-    note = output.said(transaction.note, unmasked=False)
-    return f"{transaction.state}: {note}" if note else transaction.state
-
-
 def print_audit(report: AuditReport, service: Service) -> None:
     """Print the totals and the differences of an audit."""
     totals: tuple[Column[AuditTotal], ...] = (
@@ -336,7 +326,7 @@ def print_audit(report: AuditReport, service: Service) -> None:
         Column("net", lambda each: _shown(each.net), is_number=True),
     )
     if report.totals:
-        output.show(output.new_table(totals, report.totals))
+        output.print_table(totals, report.totals)
     if report.unsettled:
         some = ", ".join(map(shown_id, report.unsettled[:5]))
         more = ", …" if report.unsettled[5:] else ""
