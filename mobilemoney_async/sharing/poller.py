@@ -58,8 +58,9 @@ def open_channel(store: AccountStore, binding: Binding, pipeline: Pipeline) -> S
     """Return the seat of one poller among those of all processes of a store."""
     # A worker has looked before.
     own = binding.require_not_foreign if pipeline.claim is None else checkpoint
-    options: dict[str, Any] = {"require_own": own, "claim": pipeline.claim, "on_event": pipeline.on_event}
-    return StoreChannel(store, utcnow=pipeline.utcnow, **options)
+    return StoreChannel(
+        store, utcnow=pipeline.utcnow, require_own=own, claim=pipeline.claim, on_event=pipeline.on_event
+    )
 
 
 class StoreChannel:
@@ -132,7 +133,7 @@ class StoreChannel:
             incoming = Incoming(
                 holds=row.lease.holder == self.follower,
                 epoch=row.lease.epoch,
-                lease_ends_at=row.lease.ends_at(shared),
+                lease_ends_at=None if row.lease.holder == self.follower else row.lease.ends_at(shared),
                 updates=updates,
                 subscriptions=changes,
             )
@@ -156,8 +157,7 @@ class StoreChannel:
         self._message_number, self._subscription_number = row.message_number, row.subscription_number
         if tidies and incoming.holds:
             self._tidied_at = now
-        ends_at = None if incoming.holds else incoming.lease_ends_at
-        return attrs.evolve(incoming, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
+        return attrs.evolve(incoming, lease_ends_at=self._in_loop(incoming.lease_ends_at))
 
     async def check_updates(self) -> UpdateCheck:
         """Look whether a sync is worth taking; see `PollerChannel.check_updates`."""
@@ -172,9 +172,11 @@ class StoreChannel:
             self._epoch is not None and row.subscription_number != self._subscription_number
         )
         ends_at = row.lease.ends_at(anyio.current_time() - self._clock_offset)
-        return UpdateCheck(
-            has_updates=has_updates, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset
-        )
+        return UpdateCheck(has_updates=has_updates, lease_ends_at=self._in_loop(ends_at))
+
+    def _in_loop(self, at: float | None) -> float | None:
+        """Return a time of the store by the event loop's clock."""
+        return None if at is None else at + self._clock_offset
 
     async def leave(self, updates: Sequence[StatusUpdate]) -> None:
         """Send the last news, stop following, and give the lease back; see `PollerChannel.leave`."""
@@ -225,8 +227,11 @@ class StoreChannel:
                     return [transaction_id]
 
     def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[StatusUpdate]:
-        """Return the messages to this poller, of the payments that are wanted."""
-        read = read_updates(journal, follower=self.follower, after=self._message_number or 0)
+        """Return the new messages to this poller, of wanted payments. Earlier ones have arrived, and go."""
+        columns, after = subscriptions.c, self._message_number or 0
+        mine, arrived = columns.follower == self.follower, columns.message_number <= after
+        journal.delete_rows(subscriptions, mine, columns.has_ended, arrived)
+        read = map(_update, journal.rows(subscriptions, mine, ~arrived, order_by=[columns.message_number]))
         # An earlier refusal of a payment no longer counts once the payment is tracked again.
         return [
             each
@@ -236,10 +241,16 @@ class StoreChannel:
         ]
 
     def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Subscription]:
-        """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
+        """Return the changes of the followed payments, as the holder of the lease, which may give it back here.
+
+        They are in the order in which the payments were tracked, with times of this host's clock.
+        """
+        columns, names = subscriptions.c, attrs.fields_dict(Subscription)
         # A new holder reads all of them.
         after = self._subscription_number if row.lease.epoch == self._epoch else 0
-        changes = read_subscriptions(journal, after=after, ahead=ahead)
+        order = (columns.tracked_at, columns.transaction_id)
+        found = journal.rows(subscriptions, columns.number > after, ~columns.has_ended, order_by=order)
+        changes = [_moved(Subscription(**{name: getattr(each, name) for name in names}), -ahead) for each in found]
         if not wants_lease and not changes:
             row.lease = row.lease.released(self._holder)
         return changes
@@ -307,14 +318,6 @@ def write_updates(
     return changed
 
 
-def read_updates(journal: Journal, *, follower: str, after: int) -> list[StatusUpdate]:
-    """Return the messages to a poller after a number: those up to it have arrived, and their ended rows go."""
-    columns = subscriptions.c
-    journal.delete_rows(subscriptions, columns.follower == follower, columns.has_ended, columns.message_number <= after)
-    mine = (columns.follower == follower, columns.message_number > after)
-    return [_update(row) for row in journal.rows(subscriptions, *mine, order_by=[columns.message_number])]
-
-
 def write_subscriptions(
     journal: Journal,
     row: LeaseRow,
@@ -341,18 +344,6 @@ def write_subscriptions(
         shared = {"account": journal.account, "number": row.subscription_number}
         journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, ahead)) | shared for each in new])
     return list(known.values())
-
-
-def read_subscriptions(journal: Journal, *, after: int, ahead: timedelta) -> list[Subscription]:
-    """Return the changes of the followed payments after a number, in the order in which they were tracked.
-
-    Their times are of this host's clock; the store's is `ahead` of it.
-    """
-    columns = subscriptions.c
-    order = (columns.tracked_at, columns.transaction_id)
-    rows = journal.rows(subscriptions, columns.number > after, ~columns.has_ended, order_by=order)
-    names = attrs.fields_dict(Subscription)
-    return [_moved(Subscription(**{name: getattr(row, name) for name in names}), -ahead) for row in rows]
 
 
 def _moved(subscription: Subscription, by: timedelta) -> Subscription:
