@@ -42,6 +42,7 @@ _NO_TABLES = (
     "your database lacks the store's tables, and nothing was queued: if it is the store's, a client makes them by its "
     "first use, and so does: mobilemoney payments list --store URL"
 )
+_OUR_TABLE = sa.text("SELECT 1 FROM sqlite_master WHERE name = 'mobilemoney_schema'")
 _SQLITE_ERROR, _SQLITE_BUSY_SNAPSHOT, _UNDEFINED_TABLE = 1, 517, "42P01"
 
 
@@ -215,12 +216,7 @@ def explained(guest: sa.Connection) -> Iterator[None]:
         is_missing = any(
             _UNDEFINED_TABLE in (getattr(each, "sqlstate", None), getattr(each, "pgcode", None)) for each in causes
         )
-        if is_missing or (_SQLITE_ERROR in codes and not _has_tables(guest)):
+        # The error of SQLite has a code for many faults.
+        if is_missing or (_SQLITE_ERROR in codes and guest.execute(_OUR_TABLE).first() is None):
             raise StoreError(_NO_TABLES, outcome="not_sent") from exc
         raise
-
-
-def _has_tables(guest: sa.Connection) -> bool:
-    """Return whether a file of SQLite has our tables: its error has a code for many faults."""
-    name = sa.text("SELECT 1 FROM sqlite_master WHERE name = 'mobilemoney_schema'")
-    return guest.execute(name).first() is not None

@@ -51,7 +51,7 @@ class Limit:
 
     def bucket(self) -> Bucket:
         """Return a full bucket."""
-        return Bucket(per_minute=self.per_minute, burst=self.burst, window=self.window, jitter=self.jitter)
+        return Bucket(**attrs.asdict(self))
 
     @property
     def rank(self) -> tuple[float, ...]:
