@@ -60,6 +60,16 @@ _TEMPLATES: Final = frozenset(row.path for row in vars(endpoints).values() if is
 _METHODS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
 
+# Spans of events that someone has to look at: their names, and the fields that are their attributes.
+_ALERTS: Final[Mapping[type[Event], Sequence[str]]] = {
+    StoreBehind: ("store.behind", "transactions"),
+    AccountMismatch: ("account.mismatch", "account"),
+    MerchantSuspended: ("merchant.suspended", "account"),
+    FinalStateChanged: ("payment.changed", "transaction_id", "before", "status"),
+    ChangeParked: ("change.parked", "consumer"),
+    DispatcherPaused: ("dispatcher.paused", "reason"),
+}
+
 # Boundaries of the histograms, seconds: an attempt's are the conventions', up to the client's usual time-out.
 _ATTEMPT_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30)
 _WAIT_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
@@ -227,8 +237,8 @@ class _Telemetry:
                 | FinalStateChanged()
                 | MerchantSuspended()
             ):
-                name, attributes = _alert(event)
-                self._span(f"mobilemoney.{name}", attributes, 0.0)
+                name, *fields = _ALERTS[type(event)]
+                self._span(f"mobilemoney.{name}", {f"mobilemoney.{each}": getattr(event, each) for each in fields}, 0.0)
             case _:
                 self._poller(account, event)
 
@@ -310,23 +320,3 @@ def _name(attributes: Attributes) -> str:
 
 def _error(error: str | None) -> Attributes:
     return {} if error is None else {"error.type": error}
-
-
-def _alert(
-    event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused | FinalStateChanged | MerchantSuspended,
-) -> tuple[str, Attributes]:
-    """Return the name of a span and its attributes for an event that someone has to look at."""
-    match event:
-        case StoreBehind():
-            return "store.behind", {"mobilemoney.transactions": event.transactions}
-        case AccountMismatch():
-            return "account.mismatch", {"mobilemoney.account": event.account}
-        case MerchantSuspended():
-            return "merchant.suspended", {"mobilemoney.account": event.account}
-        case FinalStateChanged():
-            changed = {"mobilemoney.transaction_id": event.transaction_id, "mobilemoney.before": event.before}
-            return "payment.changed", {**changed, "mobilemoney.status": event.status}
-        case ChangeParked():
-            return "change.parked", {"mobilemoney.consumer": event.consumer}
-        case DispatcherPaused():
-            return "dispatcher.paused", {"mobilemoney.reason": event.reason}
