@@ -1,7 +1,6 @@
 """Behaviour that `contract.md` leaves open: one choice for each point, and the rate limit in each of its readings."""
 
 import collections
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -16,7 +15,13 @@ _TOLERANCE = 1e-6
 RateLimitReading = Literal["both", "bucket", "window", "fixed"]
 ListOrder = Literal["newest-first", "oldest-first"]
 
-_seconds: "Callable[[Any, attrs.Attribute[float], float], Any]" = validators.ge(0.0)
+
+def _seconds(default: float) -> Any:
+    return attrs.field(default=default, validator=validators.ge(0.0))
+
+
+def _status(default: int) -> Any:
+    return attrs.field(default=default, validator=[validators.ge(400), validators.lt(600)])
 
 
 def _percent(instance: object, attribute: "attrs.Attribute[Decimal]", value: object) -> None:
@@ -66,10 +71,10 @@ class Choices:
         ValueError: A value is out of its range.
     """
 
-    status_invalid_transaction_id: int = attrs.field(default=400, validator=[validators.ge(400), validators.lt(600)])
-    status_rate_limit_exceeded: int = attrs.field(default=429, validator=[validators.ge(400), validators.lt(600)])
-    status_invalid_credentials: int = attrs.field(default=401, validator=[validators.ge(400), validators.lt(600)])
-    status_insufficient_permissions: int = attrs.field(default=403, validator=[validators.ge(400), validators.lt(600)])
+    status_invalid_transaction_id: int = _status(400)
+    status_rate_limit_exceeded: int = _status(429)
+    status_invalid_credentials: int = _status(401)
+    status_insufficient_permissions: int = _status(403)
     transaction_id_pattern: str = r"[A-Za-z0-9_-]{1,64}"
     default_page_size: int = attrs.field(default=20, validator=[validators.ge(1), validators.le(100)])
     oversized_limit: Literal["clamp", "refuse"] = attrs.field(
@@ -78,23 +83,23 @@ class Choices:
     list_order: ListOrder = attrs.field(
         default="newest-first", validator=validators.in_(("newest-first", "oldest-first"))
     )
-    list_lag: float = attrs.field(default=0.0, validator=_seconds)
-    lookup_lag: float = attrs.field(default=0.0, validator=_seconds)
+    list_lag: float = _seconds(0.0)
+    lookup_lag: float = _seconds(0.0)
     rate_limit: RateLimitReading | None = attrs.field(
         default="both", validator=validators.in_(("both", "bucket", "window", "fixed", None))
     )
     failed_logins_before_lock: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
-    lock_seconds: float = attrs.field(default=300.0, validator=_seconds)
-    otp_lifetime: float = attrs.field(default=300.0, validator=_seconds)
-    reset_token_lifetime: float = attrs.field(default=3600.0, validator=_seconds)
-    latency: float = attrs.field(default=0.0, validator=_seconds)
-    gateway_timeout: float = attrs.field(default=60.0, validator=_seconds)
-    median_delay: float = attrs.field(default=15.0, validator=[_seconds, validators.gt(0.0)])
-    longest_delay: float = attrs.field(default=100.0, validator=_seconds)
-    decided_delay: float = attrs.field(default=5.0, validator=_seconds)
-    late_delay: float = attrs.field(default=180.0, validator=_seconds)
-    prompt_lifetime: float = attrs.field(default=120.0, validator=_seconds)
-    hidden_for: float = attrs.field(default=90.0, validator=_seconds)
+    lock_seconds: float = _seconds(300.0)
+    otp_lifetime: float = _seconds(300.0)
+    reset_token_lifetime: float = _seconds(3600.0)
+    latency: float = _seconds(0.0)
+    gateway_timeout: float = _seconds(60.0)
+    median_delay: float = attrs.field(default=15.0, validator=validators.gt(0.0))
+    longest_delay: float = _seconds(100.0)
+    decided_delay: float = _seconds(5.0)
+    late_delay: float = _seconds(180.0)
+    prompt_lifetime: float = _seconds(120.0)
+    hidden_for: float = _seconds(90.0)
     merchant_fee_percent: Decimal = attrs.field(default=Decimal("1.5"), validator=_percent)
     customer_fee_percent: Decimal = attrs.field(default=Decimal("0.5"), validator=_percent)
 
