@@ -219,7 +219,8 @@ def _choose(
     home_url, home = _find_home(environ, profiles)
     if home_url is None and home is None:
         return _choose_without_home(profile, base_url, profiles, environment)
-    service_url = home_url or _home_url(home or "", profiles) or base_url
+    of_home = _profile_url(profiles.by_name.get(home or "", Source(name=home or "")))
+    service_url = home_url or (of_home and of_home[0]) or base_url
     if base_url is not None and profile is None and not _is_same(base_url, service_url):
         # The command knows nothing but the URL of this service.
         return _Target("command line", base_url, "--base-url", ())
@@ -248,11 +249,6 @@ def _choose_without_home(profile: str | None, base_url: str | None, profiles: Pr
     section = profiles.get(profile or SANDBOX)
     url, place = _find_url(base_url, None, section)
     return _Target(section.name, url, place, (section,), is_chosen=profile is not None)
-
-
-def _home_url(name: str, profiles: Profiles) -> str | None:
-    found = _profile_url(profiles.by_name.get(name, Source(name=name)))
-    return None if found is None else found[0]
 
 
 def _profile_url(profile: Source) -> tuple[str, str] | None:
