@@ -34,6 +34,13 @@ def printable(text: str, limit: int = 500) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def visible(text: str) -> str:
+    """Return a text with unprintable characters escaped: it stays on its line and commands no terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def mask_phone_number(phone_number: str) -> str:
     """Return a phone number for logs: ``+25568…001``. Short numbers show less, other texts nothing."""
     is_text = any(each.isalpha() and each not in "xX" for each in phone_number)
@@ -151,7 +158,5 @@ def csv_cell(text: str) -> str:
     Unprintable characters, such as tabs and line ends, are escaped. A text that begins with ``=``, ``+``, ``-`` or
     ``@`` and is no number gets an apostrophe in front, and so does one behind a semicolon.
     """
-    if not text.isprintable():
-        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    text = _FORMULA_INSIDE.sub(r";'\1", text)
+    text = _FORMULA_INSIDE.sub(r";'\1", visible(text))
     return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _SIGNED.fullmatch(text) else text

@@ -18,11 +18,11 @@ from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import KeptLogin, forget_login, keep_login, open_client
 from mobilemoney_async.cli.failures import run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, ask, require_phone_number, with_service
-from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts, visible
+from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts
 from mobilemoney_async.configuration.profiles import read_secret_file
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.redaction import names_secret, without_secrets
-from mobilemoney_async.text import redact, shown_id
+from mobilemoney_async.text import redact, shown_id, visible
 from mobilemoney_async.values import Secret, require_bearer
 
 if TYPE_CHECKING:

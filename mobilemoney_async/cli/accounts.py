@@ -34,7 +34,7 @@ from mobilemoney_async.payments.records.account_status import (
     describe,
 )
 from mobilemoney_async.payments.records.reasons import RESTORED
-from mobilemoney_async.text import arguments, command_line
+from mobilemoney_async.text import arguments, command_line, visible
 from mobilemoney_async.values import require_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def print_by_account(
         output.print_json([{"account": account, **row} for account, row in rows])
         return
     for account, some in found.items():
-        print(output.visible(f"account {account}"))
+        print(visible(f"account {account}"))
         output.print_table(columns, some)
     if not found:
         say("payments", "no account of the store has any")
@@ -180,7 +180,7 @@ def restored(*, note: Note, service: Service) -> None:
     some = "1 account is compared with the service before its next payment."
     print(some if count == 1 else f"{count:,} accounts are compared with the service before their next payments.")
     others = "For each account that the backup does not know: mobilemoney payments restored --account NAME --note TEXT"
-    print(output.visible(copyable(others)))
+    print(visible(copyable(others)))
     say_queued(*queued)
 
 
@@ -188,7 +188,7 @@ def say_queued(count: int, total: Decimal) -> None:
     """Say which disbursements of a restored store wait in its queue, if any do."""
     if count:
         waiting = f"{output.counted(count, 'queued disbursement')} of {output.money(total)}"
-        print(output.visible(copyable(f"{waiting}: {RESTORED}")))
+        print(visible(copyable(f"{waiting}: {RESTORED}")))
 
 
 @add_command(accounts_app, "erase")
@@ -224,7 +224,7 @@ def erase(
 
     for each in run_with_sql_store("accounts", work, find_store(service)):
         told = ", ".join(f"{count} of {table.removeprefix('mobilemoney_')}" for table, count in each.rows.items())
-        print(output.visible(f"{each.account}: erased {told or 'nothing'}"))
+        print(visible(f"{each.account}: erased {told or 'nothing'}"))
 
 
 @add_command(accounts_app, "erasures")
@@ -266,6 +266,6 @@ def _change(account: str, state: AccountState, note: str | None, service: Servic
 
     settings = find_store(attrs.evolve(service, account=account))
     if run_with_account("accounts", work, settings):
-        print(output.visible(f"{account}: {state}"))
+        print(visible(f"{account}: {state}"))
     else:
         say("accounts", f"account {account!r} is {state.lower()} already")

@@ -23,7 +23,7 @@ from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import missing_file, open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, copyable, explain, run, say
 from mobilemoney_async.cli.options import Service, Unmasked, Yes, with_service
-from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
+from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, waiting
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
@@ -33,7 +33,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.text import arguments, command_line, option, shown_text
+from mobilemoney_async.text import arguments, command_line, option, shown_text, visible
 from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 
 # The default of --timeout, seconds.

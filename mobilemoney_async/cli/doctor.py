@@ -26,13 +26,14 @@ from mobilemoney_async.calls.transport_pool import make_pool
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, advise, copyable, first_error, run
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
-from mobilemoney_async.cli.output import plain, print_json, visible, waiting
+from mobilemoney_async.cli.output import plain, print_json, waiting
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.contract.comparison import read_date
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.payments.ownership.matching import ClockSample, Skew
 from mobilemoney_async.payments.records.account_status import AccountNeed, AccountStatus
+from mobilemoney_async.text import visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.records.queries import StoreHealth

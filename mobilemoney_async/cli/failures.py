@@ -7,12 +7,15 @@ of commands (`app`).
 from __future__ import annotations
 
 import enum
+import logging
+import math
 import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain, starmap
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +24,7 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.text import arguments, command_line, option
+from mobilemoney_async.text import arguments, command_line, option, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.configuration.settings import Settings
@@ -35,6 +38,9 @@ GIVEN: ContextVar[Mapping[str, str]] = ContextVar("GIVEN")
 
 OF_THE_SERVICE: frozenset[str] = frozenset({"reconcile", "identify", "recover", "audit", "restored", "rebind"})
 """Commands below `payments` that take the options of the service, too."""
+
+# Between two equal lines of the log, seconds.
+_SAME_LINE = 60.0
 
 _COMMAND = re.compile(r"\bmobilemoney (?:(payments|payouts|accounts) ([a-z-]+)|list|get|watch|doctor)\b")
 
@@ -184,14 +190,38 @@ def conclude(command: str, exc: BaseException, settings: Settings | None = None)
 
 def say(command: str, text: str) -> None:
     """Print one line on standard error: ``mobilemoney COMMAND: text``."""
-    from mobilemoney_async.cli.output import visible
-
     typer.echo(f"{typed(command)}: {visible(' '.join(text.split()))}", err=True)
 
 
 def typed(command: str) -> str:
     """Return a command as the user types it; without a name, the program itself."""
     return f"mobilemoney {command}".rstrip()
+
+
+class _LogLines(logging.Handler):
+    """Log handler that hands on each line, equal ones once a minute."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+        self._said: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.created - self._said.get(text, -math.inf) > _SAME_LINE:
+            self._said[text] = record.created
+            self._say(text)
+
+
+@contextmanager
+def printing_log(say: Callable[[str], object]) -> Iterator[None]:
+    """Print the library's warnings."""
+    logger, handler = logging.getLogger("mobilemoney_async"), _LogLines(say)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def run(
@@ -207,8 +237,6 @@ def run(
     printed for each payment that is still open, from `open_work`.
     """
     import anyio
-
-    from mobilemoney_async.cli.output import printing_log
 
     try:
         with printing_log(lambda text: say(command, copyable(text))):

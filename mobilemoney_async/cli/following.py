@@ -18,12 +18,12 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.cli.failures import ExitCode, first_error, say
-from mobilemoney_async.cli.output import counted, ignoring_closed_pipe, plain, print_json_line, visible
+from mobilemoney_async.cli.output import counted, ignoring_closed_pipe, plain, print_json_line
 from mobilemoney_async.cli.transactions import describe
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event, TokenRenewed
-from mobilemoney_async.text import arguments, command_line
+from mobilemoney_async.text import arguments, command_line, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient

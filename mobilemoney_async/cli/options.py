@@ -17,10 +17,9 @@ import attrs
 import typer
 
 from mobilemoney_async.cli.failures import GIVEN, ExitCode, Refused, WrongUsage
-from mobilemoney_async.cli.output import visible
 from mobilemoney_async.configuration.profiles import holds_password
 from mobilemoney_async.configuration.settings import Settings, load_settings, profile_names
-from mobilemoney_async.text import option
+from mobilemoney_async.text import option, visible
 from mobilemoney_async.values import normalise_phone_number, require_seconds, tanzanian
 
 T = TypeVar("T")

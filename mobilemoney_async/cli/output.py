@@ -6,8 +6,6 @@ Ids, references, keys, notes and reasons are other people's text: none of it is 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +15,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.failures import say
-from mobilemoney_async.cli.tables import Column, Table
-from mobilemoney_async.text import mask_phone_number, shown_id
+from mobilemoney_async.cli.tables import Column, Table, whole
+from mobilemoney_async.text import mask_phone_number, shown_id, visible
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
@@ -33,13 +31,6 @@ _PIPED_WIDTH = 200
 _COMMAND = "mobilemoney "
 # Characters of a note, which the store keeps no longer one of.
 _MOST_SAID = 500
-# Between two equal lines of the log, seconds.
-_SAME_LINE = 60.0
-
-
-def visible(text: str) -> str:
-    """Return a text with unprintable characters escaped: it stays on its line and commands no terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def literal(text: str) -> Text:
@@ -51,18 +42,12 @@ def literal(text: str) -> Text:
 
 def command(line: str) -> Text:
     """Return a command line for the user to copy: on a line of its own, however narrow the terminal is."""
-    return _unwrapped(f"  {line}")
+    return whole(visible(f"  {line}"))
 
 
 def sentence(text: str) -> Text:
     """Return a text as `literal` does; one that holds a command of ours is not wrapped."""
-    return _unwrapped(text) if _COMMAND in text else literal(text)
-
-
-def _unwrapped(text: str) -> Text:
-    whole = literal(text)
-    whole.no_wrap, whole.overflow = True, "ignore"
-    return whole
+    return whole(visible(text)) if _COMMAND in text else literal(text)
 
 
 def phone(phone_number: str, *, unmasked: bool) -> str:
@@ -132,32 +117,6 @@ def ignoring_closed_pipe() -> Iterator[None]:
     except BrokenPipeError:
         # The file descriptor itself, so that buffered output does not fail when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _LogLines(logging.Handler):
-    """Log handler that hands on each line, equal ones once a minute."""
-
-    def __init__(self, say: Callable[[str], object]) -> None:
-        super().__init__(logging.INFO)
-        self._say = say
-        self._said: dict[str, float] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.created - self._said.get(text, -math.inf) > _SAME_LINE:
-            self._said[text] = record.created
-            self._say(text)
-
-
-@contextmanager
-def printing_log(say: Callable[[str], object]) -> Iterator[None]:
-    """Print the library's warnings."""
-    logger, handler = logging.getLogger("mobilemoney_async"), _LogLines(say)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 TYPE: Column[Any] = Column("type", lambda each: str(each.type))

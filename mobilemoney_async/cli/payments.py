@@ -39,7 +39,7 @@ from mobilemoney_async.payments.records.record import (
     Source,
     is_stale,
 )
-from mobilemoney_async.text import command_line, shown_text
+from mobilemoney_async.text import command_line, shown_text, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -196,7 +196,7 @@ def reconcile(
             *(["--grace", f"{grace:g}"] if grace is not None else []),
             *(["--others-pay"] if others_pay else []),
         ]
-        print_step = partial(_print_next_step, service, grace, given)
+        print_step = partial(_print_next_step, service=service, grace=grace, options=given)
         print_reconciled(looked_up, left, unmasked=unmasked, print_step=print_step)
         for each in put_off:
             print_step(each)
@@ -235,7 +235,7 @@ def confirm_absent(
             raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    _print_next_step(service, None, (), run_with_store(confirm, store))
+    _print_next_step(run_with_store(confirm, store), service)
 
 
 @add_command(payments_app, "cancel")
@@ -262,7 +262,7 @@ def cancel(
         after = "may be used again" if reusable else "is used up"
         require_yes(f"Cancel this payment? Its key {after}.", otherwise="nothing was changed")
     cancelled = run_with_store(lambda book: book.cancel(key, note=note, reusable=reusable), store)
-    _print_next_step(service, None, (), cancelled)
+    _print_next_step(cancelled, service)
 
 
 @add_command(payments_app, "identify")
@@ -280,7 +280,7 @@ def identify(
     credentials as reconcile does.
     """
     found = run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service)
-    _print_next_step(service, None, (), found)
+    _print_next_step(found, service)
 
 
 async def find_put_off(payments: PaymentBook) -> list[PaymentRecord]:
@@ -418,11 +418,13 @@ def _grace(service: Service, given: float | None = None) -> timedelta:
     return timedelta(seconds=options.get("grace", GRACE.total_seconds()) if given is None else given)
 
 
-def _print_next_step(service: Service, grace: float | None, options: Sequence[str], record: PaymentRecord) -> None:
+def _print_next_step(
+    record: PaymentRecord, service: Service, grace: float | None = None, options: Sequence[str] = ()
+) -> None:
     """Print the next step for a payment, and the command lines, those for reconcile with some options."""
     step = next_step(record, datetime.now(UTC), grace=_grace(service, grace))
     lines = (f"  {each}" for each in command_lines(step, service, *options))
-    print("\n".join(map(output.visible, (f"{record.key}: {record.state}. {copyable(step.text)}", *lines))))
+    print("\n".join(map(visible, (f"{record.key}: {record.state}. {copyable(step.text)}", *lines))))
 
 
 def _state(record: PaymentRecord) -> str:

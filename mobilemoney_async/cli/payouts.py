@@ -38,7 +38,6 @@ from mobilemoney_async.cli.views.payouts import (
 )
 from mobilemoney_async.payments.payouts.batch import FAILED, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.payments.payouts.rows import MOST_TEXT, digest, read_rows, total_of, warnings_of
-from mobilemoney_async.payments.records.account_status import AccountState
 from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
@@ -370,20 +369,16 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
     say_released(batch, service)
     say_what_is_queued(id, service)
     if paused is not None and _open(batch):
-        is_active = run_with_account("payouts", _find_state, find_store(service)) is AccountState.ACTIVE
+        account = run_with_account(
+            "payouts", lambda store: store.read(lambda journal: journal.find_account()), find_store(service)
+        )
+        is_active = account is None or account.state is None
         # Of an account that is suspended the reason names the way back, which --resume is not.
         say("payouts", f"stopped: {copyable(paused)}; {next(iter(left()))}{' --resume' if is_active else ''}")
         raise typer.Exit(ExitCode.NOT_FINAL)
     lines = _run(lambda payouts: payouts.report(id), service)
     failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})
     _require_paid(batch, Counter(output.said(each.reason or each.state, unmasked=False) for each in failed), service)
-
-
-async def _find_state(store: AccountStore) -> AccountState:
-    from mobilemoney_async.sharing.accounts import read_accounts
-
-    found = await read_accounts(store, everything=True)
-    return next((each.state for each in found if each.account == store.account), AccountState.ACTIVE)
 
 
 async def _say_why_they_wait(client: AsyncClient, said: set[str]) -> None:

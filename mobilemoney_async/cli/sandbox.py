@@ -25,8 +25,6 @@ Speed = Annotated[
     float, typer.Option(min=0.01, max=1000.0, help="Divides the sandbox's delays and multiplies its rate limit.")
 ]
 
-# That of `Sandbox`.
-_BALANCE = 10_000_000
 Balance = Annotated[
     int, typer.Option(metavar="TZS", min=0, help="Each merchant's opening balance, which pays disbursements.")
 ]
@@ -47,11 +45,11 @@ def sandbox(
     merchants: Annotated[
         int, typer.Option(min=1, max=10_000, help="Merchants, each with its own token, at one address.")
     ] = 1,
-    balance: Balance = _BALANCE,
+    balance: Balance = 10_000_000,
 ) -> None:
     """Serve the sandbox and its phone page until Ctrl-C."""
     if context.invoked_subcommand is None:
-        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand, merchants=merchants, balance=balance)
+        run_sandbox(port, host, speed=speed, by_hand=by_hand, merchants=merchants, balance=balance)
 
 
 @add_command(sandbox_app, "numbers")
@@ -63,16 +61,10 @@ def numbers() -> None:
         print(f"{row.phone_number}  {row.applies_to:<12}  {row.meaning}", flush=True)
 
 
-def run_sandbox(
-    *,
-    port: int = 8765,
-    host: str = "127.0.0.1",
-    speed: float = 1.0,
-    by_hand: bool = False,
-    merchants: int = 1,
-    balance: int = _BALANCE,
-) -> None:
+def run_sandbox(port: int, host: str = "127.0.0.1", **options: Any) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
+
+    The options are those of `Sandbox`.
 
     Raises:
         SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
@@ -81,7 +73,6 @@ def run_sandbox(
 
     try:
         # Fresh ids: the store of a program may know the payments of an earlier run.
-        options: dict[str, Any] = {"speed": speed, "by_hand": by_hand, "merchants": merchants, "balance": balance}
         sandbox = Sandbox(run=secrets.token_hex(8), **options)
         run_server("sandbox", lambda: _serve(sandbox, host, port), host, port)
     except (ImportError, ValueError) as exc:

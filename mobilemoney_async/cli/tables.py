@@ -70,7 +70,7 @@ class Table:
         groups = self._groups([at for at in numbers if at not in ids], least, room - _GAP)
         for line in lines:
             if ids:
-                yield _whole((" " * _GAP).join(line[at] for at in ids if line[at]))
+                yield whole((" " * _GAP).join(line[at] for at in ids if line[at]))
             for number, group in enumerate(groups):
                 indent = _GAP if ids or number else 0
                 if not any(line[at] for at in group):
@@ -78,7 +78,7 @@ class Table:
                 if least[group[0]] > room - _GAP:  # it is the only one of its group
                     # A word is longer than the line: a terminal may fold it, and copies it whole.
                     for part in wrap(line[group[0]], room - _GAP, break_long_words=False, break_on_hyphens=False):
-                        yield _whole(" " * indent + part)
+                        yield whole(" " * indent + part)
                 else:
                     yield Padding(self._grid([line], group, widths, least, room - _GAP), (0, 0, 0, indent))
 
@@ -140,7 +140,7 @@ class Table:
         return grid
 
 
-def _whole(text: str) -> Text:
+def whole(text: str) -> Text:
     """Return a text on one line, whatever the width."""
     from rich.text import Text
 

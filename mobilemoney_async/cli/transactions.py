@@ -16,12 +16,12 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, completing, with_service
-from mobilemoney_async.cli.output import moment, money, phone, plain, visible
+from mobilemoney_async.cli.output import moment, money, phone, plain
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.text import csv_cell, shown_text
+from mobilemoney_async.text import csv_cell, shown_text, visible
 
 # The default of --limit.
 _LIMIT = 100
@@ -132,10 +132,6 @@ def list_transactions(
     run("list", print_pages, settings=settings)
     if rows:
         output.print_table((*columns(unmasked=unmasked), output.time_column("created, UTC", "created_at")), rows)
-    _say_rest(printed, total)
-
-
-def _say_rest(printed: int, total: int) -> None:
     if not printed:
         say("list", "no such transactions")
     elif total > printed:

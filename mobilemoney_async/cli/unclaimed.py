@@ -37,7 +37,7 @@ from mobilemoney_async.payments.records.account_status import AccountNeed
 from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS
 from mobilemoney_async.payments.records.record import CLAIMED, OPEN, UnclaimedTransaction
-from mobilemoney_async.text import csv_cell, shown_id, shown_text
+from mobilemoney_async.text import csv_cell, shown_id, shown_text, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -133,7 +133,7 @@ def explain_transaction(
             explained = await book.explain(each, note=note)
             is_seen = bool(explained.type) or explained.state == CLAIMED  # else the store has the word alone
             said = "It stops no payment any more." if is_seen else "No list has shown this id so far: check it."
-            print(output.visible(f"{explained.transaction_id}: {explained.state}. {said}"))
+            print(visible(f"{explained.transaction_id}: {explained.state}. {said}"))
 
     run_with_store(explain, store)
 
@@ -289,11 +289,11 @@ def restored(
     if compared:
         said = f"The comparison of account {settings.account!r} is over. What it has found stays: see"
         if not others_pay:
-            print(output.visible(copyable(f"{said} mobilemoney payments unclaimed")))
+            print(visible(copyable(f"{said} mobilemoney payments unclaimed")))
         return
     if not others_pay:
         said = f"Account {settings.account!r} is compared with the service before its next payment."
-        print(output.visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
+        print(visible(f"{said} {copyable('Of all accounts of the store: mobilemoney accounts restored')}"))
     from mobilemoney_async.payments.ownership.searches import queued_payouts
 
     def read(journal: Journal) -> tuple[int, Decimal]:

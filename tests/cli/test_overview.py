@@ -21,7 +21,7 @@ from mobilemoney_async.cli.views.overview import View, age, warnings
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.store import account_store
-from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, Overview
+from mobilemoney_async.sharing.overview import DayTotal, LimitUse, MinuteCount, Overview, read_overview
 from tests.payments.service import ORDER, Outage, make_world, on_asyncio
 from tests.payments.tables import insert_payment
 from tests.support.commands import run, started
@@ -181,7 +181,7 @@ async def test_a_store_that_is_away_for_a_while_is_waited_for(
         return shown.out.splitlines(), shown.err.splitlines()
 
     async with world.client() as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(overview.follow, own, view, overview._read, overview._Lines(view, as_json=False))
+        tasks.start_soon(overview.follow, own, view, read_overview, overview._Lines(view, as_json=False))
         (first,), problems = await said()
         assert "pending: 0" in first
         assert problems == []

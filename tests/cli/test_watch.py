@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, AuthenticationError, PaymentState, SQLStore, StoreError
-from mobilemoney_async.cli.failures import ExitCode, say
+from mobilemoney_async.cli.failures import ExitCode, printing_log, say
 from mobilemoney_async.cli.following import (
     ChangeKind,
     Refusals,
@@ -23,7 +23,6 @@ from mobilemoney_async.cli.following import (
     look_up,
     still_open,
 )
-from mobilemoney_async.cli.output import printing_log
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import remembered, run, started

@@ -28,7 +28,7 @@ from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction
-from mobilemoney_async.text import command_line, shown_text
+from mobilemoney_async.text import command_line, shown_text, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.records.account_store import AccountStore
@@ -52,19 +52,15 @@ def watch_store(service: Service, *, timeout: float | None, as_json: bool, unmas
     is_screen = not as_json and sys.stdout.isatty()
 
     async def work(store: AccountStore) -> None:
+        from mobilemoney_async.sharing.overview import read_overview
+
         await require_tables(store)
         view = View(settings.account, unmasked, service)
         shown: AbstractContextManager[Callable[[], object]] = nullcontext(_Lines(view, as_json=as_json))
         with screen(view) if is_screen else shown as show, anyio.move_on_after(timeout or math.inf):
-            await follow(store, view, _read, show)
+            await follow(store, view, read_overview, show)
 
     run_with_account("watch", work, settings)
-
-
-async def _read(store: AccountStore) -> Overview:
-    from mobilemoney_async.sharing.overview import read_overview
-
-    return await read_overview(store)
 
 
 class Watched(Protocol):
@@ -242,7 +238,7 @@ class _Lines:
             output.print_json_line(output.plain(found, unmasked=self._view.unmasked))
         else:
             facts = "  ".join(f"{name}: {said}" for name, said in _facts(found))
-            print(output.visible(f"{_clock(found.at)}  {facts}"), flush=True)
+            print(visible(f"{_clock(found.at)}  {facts}"), flush=True)
             self._print_new(found)
 
     def _print_new(self, found: Overview) -> None:
@@ -250,14 +246,14 @@ class _Lines:
         warned = list(warnings(found))
         for warning in warned:
             if warning not in self._warned:
-                print(f"  {output.visible(f'! {warning}')}", flush=True)
+                print(f"  {visible(f'! {warning}')}", flush=True)
         self._warned = frozenset(warned)
         for record in found.needs_attention:
             if record.key not in self._known:
                 step = next_step(record, found.at, grace=timedelta(seconds=found.grace))
                 said = f"{record.key}: {record.state}. {copyable(step.text)}"
                 lines = [said, *command_lines(step, self._view.service)]
-                print("\n".join(f"  {output.visible(line)}" for line in lines), flush=True)
+                print("\n".join(f"  {visible(line)}" for line in lines), flush=True)
         self._known = frozenset(record.key for record in found.needs_attention)
 
 

@@ -20,6 +20,7 @@ from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.stores import find_store, run_with_account
 from mobilemoney_async.cli.views.overview import follow, screen
 from mobilemoney_async.payments.records.account_status import AccountStatus
+from mobilemoney_async.text import visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.records.account_store import AccountStore
@@ -88,4 +89,4 @@ class _Lines:
             return
         said = ", ".join(status.needs) or "needs nobody any more"
         why = f" ({reason})" if status.needs and (reason := because(status)) else ""
-        print(output.visible(f"{datetime.now(UTC):%H:%M:%S} UTC  {status.account}: {said}{why}"), flush=True)
+        print(visible(f"{datetime.now(UTC):%H:%M:%S} UTC  {status.account}: {said}{why}"), flush=True)

@@ -18,12 +18,12 @@ import attrs
 import jinja2
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mobilemoney_async.cli import output
 from mobilemoney_async.cli.accounts import because
 from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.payments import command_lines
@@ -39,7 +39,7 @@ from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
 from mobilemoney_async.sandbox.page.snapshot import TONES, money
 from mobilemoney_async.sharing.accounts import read_accounts
 from mobilemoney_async.sharing.overview import MinuteCount, Overview, read_overview
-from mobilemoney_async.text import shown_name
+from mobilemoney_async.text import shown_name, visible
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def _shown(value: Any) -> Any:
     """Return a value for a template: a text without phone numbers and commands to the reader's eye."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return output.visible(shown_name(value))
+    return visible(shown_name(value))
 
 
 def axis_end(minutes: Sequence[MinuteCount]) -> int:
@@ -127,10 +127,7 @@ class Board:
 
     async def follow(self) -> None:
         """Look again and again."""
-        while True:
-            began = anyio.current_time()
-            await self.look_again()
-            await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
+        await _follow(lambda: [self])
 
     async def look_again(self) -> None:
         """Read the store, and write the parts of the page again. A store that is away leaves the last figures."""
@@ -192,12 +189,7 @@ class AccountsBoard:
 
     async def follow(self) -> None:
         """Look again and again, also at the accounts that someone has open."""
-        while True:
-            began = anyio.current_time()
-            await self.look_again()
-            for board in list(self._boards.values()):
-                await board.look_again()
-            await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
+        await _follow(lambda: [self, *self._boards.values()])
 
     async def look_again(self) -> None:
         """Read the store, and write the list again. A store that is away leaves the last one."""
@@ -228,22 +220,31 @@ class AccountsBoard:
         return found
 
 
+async def _follow(boards: Callable[[], Sequence[Board | AccountsBoard]]) -> None:
+    while True:
+        began = anyio.current_time()
+        for board in boards():
+            await board.look_again()
+        await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
+
+
 def create_page(board: Board | AccountsBoard) -> ASGIApp:
     """Make the page of a board, which answers requests from other websites with HTTP 403."""
 
-    async def show(request: Request) -> Response:
-        account = request.query_params.get("account")
+    async def opened(account: str | None) -> Board | AccountsBoard:
         found = await board.open(account)
         if found is None:
-            return PlainTextResponse("The store knows no such account. The list is at /.\n", 404)
+            raise HTTPException(404, "The store knows no such account. The list is at /.\n")
+        return found
+
+    async def show(request: Request) -> Response:
+        account = request.query_params.get("account")
+        found = await opened(account)
         live = "/live" if account is None else f"/live?{urlencode({'account': account})}"
         return HTMLResponse(found.write(live), headers=_NOT_KEPT)
 
     async def follow(request: Request) -> Response:
-        account = request.query_params.get("account")
-        found = await board.open(account)
-        if found is None:
-            return PlainTextResponse("The store knows no such account. The list is at /.\n", 404)
+        found = await opened(request.query_params.get("account"))
         stream = EventStream(lambda: found.parts)
         return StreamingResponse(stream, headers=_NOT_KEPT, media_type="text/event-stream")
 
