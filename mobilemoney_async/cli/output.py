@@ -130,7 +130,7 @@ def payment_columns(*, unmasked: bool) -> tuple[Column[Any], ...]:
 
 def time_column(name: str, attribute: str) -> Column[Any]:
     """Return the column of a UTC time, which may be None."""
-    return Column(name, lambda each: moment(getattr(each, attribute)), min_width=10, is_time=True)
+    return Column(name, lambda each: moment(getattr(each, attribute)), min_width=10)
 
 
 def count_column(name: str) -> Column[Any]:

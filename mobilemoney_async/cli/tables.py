@@ -1,4 +1,4 @@
-"""Tables for terminals of any width: no id, amount or word is ever broken, and a date stands where it changes."""
+"""Tables for terminals of any width: no id, amount or word is ever broken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Column(Generic[T]):
             that is not folded.
         is_id: Whether the cells are ids or keys, which users copy: they are never folded. Where the table is too wide
             for the terminal, they have a line of their own above the other cells.
-        is_time: Whether the cells are those of `moment`: a terminal shows the date where it changes.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Column(Generic[T]):
     min_width: int | None = None
     is_number: bool = attrs.field(default=False, kw_only=True)
     is_id: bool = attrs.field(default=False, kw_only=True)
-    is_time: bool = attrs.field(default=False, kw_only=True)
 
 
 @attrs.frozen(eq=False)
@@ -55,11 +53,7 @@ class Table:
         from rich.cells import cell_len
         from rich.padding import Padding
 
-        lines = [[*row] for row in self.rows]
-        if console.is_terminal:
-            self._shorten_times(lines)
-        if self.has_header:
-            lines.insert(0, [each.name for each in self.columns])
+        lines = [[each.name for each in self.columns], *self.rows] if self.has_header else self.rows
         widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
         least = [self._least(at, [line[at] for line in lines]) for at in range(len(self.columns))]
         numbers, room = range(len(self.columns)), options.max_width
@@ -81,14 +75,6 @@ class Table:
                         yield whole(" " * indent + part)
                 else:
                     yield Padding(self._grid([line], group, widths, least, room - _GAP), (0, 0, 0, indent))
-
-    def _shorten_times(self, rows: list[list[str]]) -> None:
-        for at in (number for number, each in enumerate(self.columns) if each.is_time):
-            shown = ""
-            for row in rows:
-                date, _, time = row[at].partition(" ")
-                row[at] = time if date == shown else row[at]
-                shown = date
 
     def _least(self, at: int, cells: Sequence[str]) -> int:
         """Return the width to which a column may be folded: its name and each word stay whole."""
@@ -132,7 +118,7 @@ class Table:
         for at, width in fitting.items():
             if at != numbers[0]:
                 grid.add_column(width=_GAP)  # not by padding, which releases of rich count differently
-            justify: Any = "right" if self.columns[at].is_number or self.columns[at].is_time else "left"
+            justify: Any = "right" if self.columns[at].is_number else "left"
             grid.add_column(justify=justify, width=width, overflow="fold")
         for line in lines:
             cells = [each for at in numbers for each in ("", Text(line[at]))]
