@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -163,7 +163,9 @@ class View:
         yield Text(f"\nneed you{_first(found.unknown, 'payments list --unresolved')}")
         shown, grace = found.needs_attention[:_MOST], timedelta(seconds=found.grace)
         yield output.new_table(columns, shown)
-        yield from _steps(f"{each.state}: {copyable(next_step(each, found.at, grace=grace).text)}" for each in shown)
+        advised = (f"{each.state}: {copyable(next_step(each, found.at, grace=grace).text)}" for each in shown)
+        # Each different step once, and narrow: beside a table it would have no room.
+        yield from (output.literal(f"→ {each}") for each in dict.fromkeys(advised))
         yield Text(f"the command lines: {command_line('payments', 'show', *self.service.store_flags)} KEY")
 
     def _unclaimed(self, found: Overview) -> Iterator[RenderableType]:
@@ -301,12 +303,6 @@ def _bars(found: Overview, options: ConsoleOptions) -> Iterator[RenderableType]:
     if most:
         yield Text(f"\nended in each of the last {len(counts)} minutes, {most:,} at most")
         yield Text("".join(bars[-(-count * (len(bars) - 1) // most)] for count in counts), no_wrap=True)
-
-
-def _steps(advised: Iterable[str]) -> Iterator[RenderableType]:
-    """Yield each different next step once, and narrow: beside a table it would have no room."""
-    for each in dict.fromkeys(advised):
-        yield output.literal(f"→ {each}")
 
 
 def _first(count: int, command: str) -> str:
