@@ -7,6 +7,7 @@ SQLite has no decimals.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.errors import StoreError
 
-VERSION = 13
+VERSION = 14
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -355,13 +356,9 @@ budgets: sa.Table = _account_table(
 logins: sa.Table = _account_table(
     "logins",
     _key("credentials"),
-    *_texts("token"),
-    *_columns(sa.Double, "renew_from", "good_until"),
-    *_texts("failure"),
-    *_columns(sa.Double, "paused_until", "pause_length", "refused_anew"),
-    *_texts("holder"),
-    sa.Column("held_until", sa.Double),
-    sa.Column("written", sa.Double, nullable=False),
+    *_texts("token", "failure", "holder"),
+    *_columns(sa.Double, "renew_from", "good_until", "refused_anew", nullable=False, default=-math.inf),
+    *_columns(sa.Double, "paused_until", "pause_length", "held_until", "written", nullable=False, default=0.0),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
+from mobilemoney_async.calls.logins import LoginState, Pause
 from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED, TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
@@ -85,7 +85,7 @@ class LoginTable:
         """
         if self.cipher.has_key:
             connection.execute(logins.delete().where(self._others, logins.c.token.startswith(CLEAR)))
-        return lock_row(connection, logins, {"account": self.account, "credentials": self.name}, written=0.0)
+        return lock_row(connection, logins, {"account": self.account, "credentials": self.name})
 
     def read(self, found: sa.Row[Any], now: float) -> LoginRow:
         """Return the contents of a row, without a token that cannot be read.
@@ -97,15 +97,15 @@ class LoginTable:
             return LoginRow()
         pause = None
         if found.failure is not None:
-            pause = Pause(load_failure(found.failure), _time(found.paused_until), float(found.pause_length or 0.0))
+            pause = Pause(load_failure(found.failure), float(found.paused_until), float(found.pause_length))
         state = LoginState(
             token=None if found.token is None else self.cipher.decrypt(found.token, self.name),
-            renew_at=_time(found.renew_from),
-            expires_at=_time(found.good_until),
+            renew_at=float(found.renew_from),  # SQLite keeps any text as a number
+            expires_at=float(found.good_until),
             pause=pause,
-            fresh_refused_at=_time(found.refused_anew),
+            fresh_refused_at=float(found.refused_anew),
         )
-        return LoginRow(state, Lease(holder=found.holder, until=float(found.held_until or 0.0)))
+        return LoginRow(state, Lease(holder=found.holder, until=float(found.held_until)))
 
     def write(self, connection: sa.Connection, row: LoginRow, now: float) -> None:
         """Write the row of these credentials, which is locked, at a time of the store."""
@@ -114,23 +114,27 @@ class LoginTable:
             token = None  # the process keeps it in memory
         values = {
             "token": None if token is None else self.cipher.encrypt(token, self.name),
-            "renew_from": _number(state.renew_at),
-            "good_until": _number(state.expires_at),
+            "renew_from": state.renew_at,
+            "good_until": state.expires_at,
             "failure": None if pause is None else dump(pause.error),
-            "paused_until": None if pause is None else pause.until,
-            "pause_length": None if pause is None else pause.length,
-            "refused_anew": _number(state.fresh_refused_at),
+            "paused_until": 0.0 if pause is None else pause.until,
+            "pause_length": 0.0 if pause is None else pause.length,
+            "refused_anew": state.fresh_refused_at,
             "holder": row.lease.holder,
             "held_until": row.lease.until,
             "written": now,
         }
         connection.execute(logins.update().where(self._own).values(values))
-        forgotten = sa.and_(logins.c.written < now - _FORGOTTEN_AFTER, ~_is_good(now))
+        forgotten = sa.and_(logins.c.written < now - _FORGOTTEN_AFTER, logins.c.good_until <= now)
         connection.execute(logins.delete().where(self._others, forgotten))
 
     def has_others(self, connection: sa.Connection, now: float) -> bool:
         """Return whether there is a token of this account under other credentials or another key."""
-        found = sa.select(logins.c.account).where(self._others, _is_good(now), logins.c.token.is_not(None)).limit(1)
+        found = (
+            sa.select(logins.c.account)
+            .where(self._others, logins.c.good_until > now, logins.c.token.is_not(None))
+            .limit(1)
+        )
         return connection.execute(found).first() is not None
 
     def is_keyless(self, connection: sa.Connection, now: float) -> bool:
@@ -140,7 +144,7 @@ class LoginTable:
         """
         if self.cipher.has_key:
             return False
-        are_here = sa.or_(self._others, _is_good(now))
+        are_here = sa.or_(self._others, logins.c.good_until > now)
         found = sa.select(logins.c.account).where(are_here, logins.c.token.startswith(ENCRYPTED)).limit(1)
         return connection.execute(found).first() is not None
 
@@ -153,21 +157,9 @@ class LoginTable:
         return sa.and_(logins.c.account == self.account, logins.c.credentials != self.name)
 
 
-def _is_good(now: float) -> sa.ColumnElement[bool]:
-    return sa.func.coalesce(logins.c.good_until, 0.0) > now
-
-
 def load_failure(text: str) -> MobileMoneyError:
     """Return the error of a failed login; a general one if a later release has written it."""
     try:
         return load(MobileMoneyError, text)
     except StoreError:
         return MobileMoneyError("the login failed in another process")
-
-
-def _time(value: float | None) -> float:
-    return NEVER if value is None else float(value)  # SQLite keeps any text as a number
-
-
-def _number(value: float) -> float | None:
-    return None if value == NEVER else value
