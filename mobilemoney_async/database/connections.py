@@ -67,7 +67,7 @@ class Connections:
                 weakref.finalize(self, _dispose, self._engine, self._pid)
             return self._engine
 
-    def make_engine(self, *, patience: float | None = None) -> sa.Engine:
+    def make_engine(self, *, patience: float = PATIENCE) -> sa.Engine:
         """Return a new engine, which the caller disposes of; see `url.make_engine`."""
         return make_engine(self.url, patience=patience, makes_file=self.makes_file)
 

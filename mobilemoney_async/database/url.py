@@ -155,12 +155,12 @@ def obstacle(file: Path) -> str:
     return "that is a directory" if os.path.isdir(file) else ""
 
 
-def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool = True) -> sa.Engine:
+def make_engine(url: sa.URL, *, patience: float = PATIENCE, makes_file: bool = True) -> sa.Engine:
     """Return an engine that opens no connection yet.
 
     Args:
         url: As `read_url` returns it.
-        patience: Seconds for which SQLite waits for its locks; None: `PATIENCE`.
+        patience: Seconds for which SQLite waits for its locks.
         makes_file: Whether a file of SQLite that is missing is made.
     """
     # hide_parameters: they are phone numbers.
@@ -171,7 +171,6 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
             connect_args={"timeout": PATIENCE, "check_same_thread": False, "factory": _Connection},
             **_POOL,
         )
-        patience = PATIENCE if patience is None else patience
         file = str(url.database)
         sa.event.listen(engine, "do_connect", functools.partial(_before_connect, file=file, makes_file=makes_file))
         sa.event.listen(engine, "connect", functools.partial(_on_connect, file=file, patience=patience))

@@ -182,7 +182,8 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
     account = journal.find_account()
     recent = _recent(journal, 0 if account is None else account.feed_last, now)
     budget = journal.execute(sa.select(budgets.c.state).where(budgets.c.account == journal.account))
-    usage, held = find_usage(budget.scalar_one_or_none(), shared), _held(journal, shared)
+    usage = find_usage(budget.scalar_one_or_none(), shared)
+    held = {row.name for row in journal.rows(leases) if read_lease(row).ends_at(shared) is not None}
     (queued, latest, _), pause = count_queued(journal), find_pause(journal)
     kept, done_at = journal.count(payments, IS_KEPT) if queued else 0, None
     if queued and not kept and "dispatcher" in held:
@@ -219,11 +220,6 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         if usage is None
         else LimitUse(used=usage[0].granted, limit=usage[0].limit, per_minute=usage[1].per_minute),
     )
-
-
-def _held(journal: Journal, shared: float) -> set[str]:
-    """Return the names of the leases that a process holds at a time of the store's clock."""
-    return {row.name for row in journal.rows(leases) if read_lease(row).ends_at(shared) is not None}
 
 
 # Open payments
