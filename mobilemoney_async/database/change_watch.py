@@ -96,10 +96,7 @@ class ChangeWatch:
                     await shielded(lambda: self._connect(database))  # the time-outs bound it
                 else:
                     await anyio.wait_readable(self._driver.pgconn.socket)
-                    # The notices say no more than that there is something new.
-                    self._driver.pgconn.consume_input()
-                    while self._driver.pgconn.notifies() is not None:
-                        pass
+                    self._read(self._driver.pgconn)
             except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
                 self.close()
                 said = exc if isinstance(exc, StoreError) else type(exc).__name__
@@ -111,6 +108,12 @@ class ChangeWatch:
     async def _connect(self, database: Database) -> None:
         """Open the connection that listens: it must not be lost."""
         self._driver = await database.open_listener()
+
+    def _read(self, wire: Any) -> None:
+        """Take the notices: they say no more than that there is something new."""
+        wire.consume_input()
+        while wire.notifies() is not None:
+            pass
 
     async def _look(self, database: Database) -> None:
         """Wake the readers of the accounts that have new changes."""

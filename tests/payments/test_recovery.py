@@ -46,7 +46,7 @@ from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number
 from tests.payments.service import Delay, on_sqlite
-from tests.payments.tables import insert_line
+from tests.payments.tables import edit, insert_line
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
 from tests.support.second_service import TOKEN, ListBehaviour, dropped, error
@@ -813,3 +813,24 @@ async def test_a_call_whose_deadline_ends_as_it_takes_the_lease_gives_it_back(sq
             await world.pay(other, [Order(f"{order.key}2", "disbursements", number(4))])
             assert anyio.current_time() - began < 5
             await anyio.sleep(24 * HOUR)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+async def test_a_failover_in_the_first_life_of_an_account_is_noticed(postgres_url: str, is_hidden: bool) -> None:
+    """Before it ever paused: the server that has taken over lacks the last payment, and has another timeline.
+
+    Also where PostgreSQL has shown none at the first payment: it is noted once it does.
+    """
+    world, salary = make_world(postgres_url), Order("salary", "disbursements", number(2), 50_000)
+    async with world.client() as client:
+        await world.pay(client, [Order("first", "disbursements", number(1))])
+        if is_hidden:
+            edit(world.url, schema.accounts.update().values(timeline=None))
+        await anyio.sleep(2 * MINUTE)
+        await world.pay(client, [Order("next", "disbursements", number(1))])
+        await world.pay(client, [salary])
+    edit(world.url, schema.payments.delete().where(schema.payments.c.key == salary.key))
+    edit(world.url, schema.accounts.update().values(timeline=schema.accounts.c.timeline - 1))
+    async with world.client() as client:
+        assert isinstance(await world.attempt(client, salary), DuplicateSuspected | StoreError)
+    assert len(world.service.payments) == 3

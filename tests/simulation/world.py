@@ -33,7 +33,7 @@ from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments.feed import feed
 from mobilemoney_async.payments.outbox import dispatcher
-from mobilemoney_async.payments.ownership import binding
+from mobilemoney_async.payments.ownership import binding, duplicates
 from mobilemoney_async.sharing import login
 from mobilemoney_async.sharing.poller import StoreChannel
 from mobilemoney_async.testing import virtual_time
@@ -452,7 +452,8 @@ def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
 
     yield engine.Database, "_read_clock", read_clock
     yield change_watch.ChangeWatch, "_read", read_notices
-    yield binding, "timeline", lambda connection: world.timeline
+    for module in (binding, duplicates):
+        yield module, "timeline", lambda connection: world.timeline
     yield virtual_time, "_GRACE", 0.0002
     yield virtual_time, "_PATIENCE", 0.0  # a socket that listens owes no answer, and no other one is read by the loop
 

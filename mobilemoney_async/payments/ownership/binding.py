@@ -244,8 +244,11 @@ class Binding:
         """Write at most once a minute that the store's life goes on; not while it is to be compared."""
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
         is_late = facts.life_until is not None and now - facts.life_until >= _CONTACT
-        if is_late and not must_compare(facts, now):
-            await self._store.write(lambda journal: go_on(journal, now), share_key="")
+        if not is_late or must_compare(facts, now):
+            return
+        await self._store.write(lambda journal: go_on(journal, now), share_key="")
+        if facts.timeline is None and facts.timeline_now is not None:  # PostgreSQL has hidden it until now
+            await self.save(timeline=facts.timeline_now)
 
     async def save(self, **values: Any) -> None:
         """Change the account's row."""

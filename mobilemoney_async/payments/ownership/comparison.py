@@ -66,7 +66,7 @@ class AccountFacts:
         went_backwards: Whether the store itself has shown that it has lost payments.
         lost_at: When there were last transactions of a forgotten time that no payment owns; None if there are none.
         others_until: Until when other systems of the merchant's count as paying too, or None.
-        timeline: PostgreSQL's timeline at the last comparison.
+        timeline: PostgreSQL's timeline at the first payment, and then at the last comparison.
         state: That of the account, None if it is active; see `payments.account_state`.
         state_note: Why it is not.
     """
@@ -98,7 +98,7 @@ class AccountFacts:
 
     @property
     def has_moved(self) -> bool:
-        """True if the database was recovered since the last comparison, or another server has taken over."""
+        """True if the database was recovered since the last comparison, if any, or another server has taken over."""
         return None not in (self.timeline, self.timeline_now) and self.timeline != self.timeline_now
 
     @property

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.engine import timeline
 from mobilemoney_async.database.schema import IS_CONTRADICTED, accounts, payments, unmatched
 from mobilemoney_async.errors import DuplicateSuspected
 from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, match
@@ -153,7 +154,8 @@ class DuplicateGuard:
             return self._key
         begin_life(journal, now, now)
         key = journal.ensure_number_key()
-        journal.change_rows(accounts, accounts.c.first_record_at.is_(None), first_record_at=now)
+        first = {"first_record_at": now, "timeline": timeline(journal.connection)}
+        journal.change_rows(accounts, accounts.c.first_record_at.is_(None), **first)
         return key
 
     def require_unsuspected(
