@@ -140,7 +140,7 @@ class Payments(PaymentBook):
         """Say that this store was restored from a backup: it is compared with the service before anything is paid.
 
         Or say that you have compared it yourself, where the service's list can never be read as a whole, and
-        disbursements wait. Do so when `grace` is over, and look on the service's dashboard for what the list lacks:
+        disbursements wait. It counts once `grace` is over: look on the service's dashboard for what the list lacks, and
         `recover` it first. What was found stays, and a payment of that time which the list shows later is forgotten
         too, as far as the service's clock is right to ten minutes. A process that remembers a lost payment compares all
         the same: restart it.
@@ -158,7 +158,7 @@ class Payments(PaymentBook):
 
         Raises:
             InvalidRequest: The note is blank.
-            StoreError: `compared`, and no comparison is due.
+            StoreError: `compared`, and no comparison is due, or `grace` is not over since the list was first tried.
         """
         text = require_text("note", note)
         await self._store.database.open()

@@ -885,7 +885,7 @@ class TestRecover:
     def test_a_word_that_someone_has_compared_the_store(
         self, sandbox: Sandbox, url: str, served: dict[str, str]
     ) -> None:
-        """It ends the comparison that an earlier word has asked for, and says so; where none is due, that."""
+        """After `grace` it ends the comparison that an earlier word has asked for; where none is due, it says that."""
         pay(sandbox, url, "order-1")
         compared = ["restored", "--compared", "--note", "Asha: on the dashboard", "--store", url]
         assert run(*compared, **served).exit_code == 1
@@ -893,6 +893,9 @@ class TestRecover:
         word = run("restored", "--note", "Asha: backup of Monday", "--store", url, **served)
         assert word.exit_code == 0, word.stderr
         assert f"mobilemoney payouts status --store {url} --resume" in word.stdout
+        early = run(*compared, **served)
+        assert (early.exit_code, "say so after" in early.stderr) == (1, True)
+        execute(url, "UPDATE mobilemoney_accounts SET again_at = '2020-01-01 00:00:00'")  # once `grace` is over
         done = run(*compared, **served)
         assert done.exit_code == 0, done.stderr
         assert f"mobilemoney payments unclaimed --store {url}" in done.stdout

@@ -178,6 +178,29 @@ async def test_someone_who_has_compared_the_list_ends_a_comparison_that_no_machi
         await world.pay(other, new[2:])
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_word_that_someone_has_compared_counts_once_grace_is_over(world: World, is_whole: bool) -> None:
+    """Earlier the list need not show what is lost, to anyone; and one that is whole by then needs no word."""
+    orders = await sell(world, "disbursements", forgotten=1)
+    (lost,) = world.made(orders[0].key)
+    word, new = "Asha: compared", order("disbursements", "new", 300)
+    if not is_whole:
+        world.service.list = ListBehaviour(hide=lambda each: each.id == lost, total_count=lambda count: count + 1)
+    async with world.client() as client:
+        await client.payments.restored(note="Asha: backup of noon")
+        for seconds in (5, GRACE / 4, GRACE / 4):
+            await anyio.sleep(seconds)
+            with pytest.raises(StoreError):
+                await client.payments.restored(note=word, compared=True)
+            await stopped(world, client, [*orders, new])
+        await anyio.sleep(GRACE)
+        if is_whole:
+            await stopped(world, client, orders)
+        else:
+            await client.payments.restored(note=word, compared=True)
+        await world.pay(client, [new])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
 async def test_an_imported_transaction_is_not_compared_by_its_time(world: World, kind: str, ahead: timedelta) -> None:

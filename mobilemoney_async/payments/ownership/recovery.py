@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeAlias
@@ -155,33 +156,45 @@ class Recovery:
     async def restored(self, note: str, *, is_compared: bool) -> None:
         """Note someone's word that the store was restored from a backup: it is compared before anything is paid.
 
-        Or that they have compared it themselves: that ends the comparison that is due. Rows of the lost time which the
-        list shows later are forgotten payments all the same.
+        Or that they have compared it themselves: that ends the comparison that is due, if no machine can make it now.
+        Rows of the lost time which the list shows later are forgotten payments all the same.
 
         Raises:
-            StoreError: None is due.
+            StoreError: None is due, or the list need not show yet what is lost.
         """
+        account = self._store.account
         if self._store.sole_writer is False:
             logger.warning(NOTHING_SHOWS)
             if not is_compared:
-                await self._store.write(
-                    lambda journal: pause_payouts(journal.connection, journal.account), share_key=""
-                )
+                await self._store.write(lambda journal: pause_payouts(journal.connection, account), share_key="")
             return
-        now = self._pipeline.utcnow()
         if is_compared:
-            facts = await self.binding.read()
-            if not is_comparison_due(facts, now):
-                raise wait("needs no comparison with the service, and nothing was noted")
-            due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
-            lost = due.lost_time(clock) if due.went_backwards else None
-            if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
-                raise wait(f"was not noted as compared: {_SAID_SINCE}")
+            await self._end_comparison(note)
             return
-        self._store.due_since = now
-        await self._store.write(
-            lambda journal: note_restored(journal.connection, note, now, account=journal.account), share_key=""
-        )
+        self._store.due_since = now = self._pipeline.utcnow()
+        word = partial(note_restored, note=note, now=now, account=account)
+        await self._store.write(lambda journal: word(journal.connection), share_key="")
+
+    async def _end_comparison(self, note: str) -> None:
+        if not self._waits(await self.binding.read()):
+            raise wait("needs no comparison with the service, and nothing was noted")
+        with suppress(MobileMoneyError):  # it may never be readable
+            await self.compare()
+        facts, now = await self.binding.read(), self._pipeline.utcnow()
+        if not self._waits(facts):  # the list is whole by now
+            return
+        settles_at = facts.again_at or now + self._grace
+        if now < settles_at:
+            await self.binding.save(again_at=settles_at)
+            raise wait(f"was not noted as compared: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC")
+        due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
+        lost = due.lost_time(clock) if due.went_backwards else None
+        if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
+            raise wait(f"was not noted as compared: {_SAID_SINCE}")
+
+    def _waits(self, facts: AccountFacts) -> bool:
+        """Return whether disbursements wait for a comparison."""
+        return bool(facts.went_backwards) or is_comparison_due(facts, self._pipeline.utcnow())
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -394,6 +407,8 @@ class Recovery:
         if flaw is None:
             values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": facts.timeline_now}
             values["went_backwards"] = due.went_backwards and again_at is not None
+        else:  # from when on someone may say that they have compared it
+            values["again_at"] = facts.again_at or due.since + self._grace
 
         def record(journal: Journal) -> int | None:
             if journal.lock_account().due_since != due.since:
