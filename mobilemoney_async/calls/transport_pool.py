@@ -10,6 +10,7 @@ import ipaddress
 import re
 import ssl
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -17,9 +18,10 @@ import httpx
 
 from mobilemoney_async.errors import ConnectionFailed
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.values import missing_extra, refuse, url_shape
+from mobilemoney_async.values import HiddenText, missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
+_PARSED = "_uri_reference"  # what httpx keeps of a URL; there is no public way to have it parsed later
 # Path and query in which httpx would quote nothing, and resolve no dots.
 _PLAIN_TARGET = re.compile(r"(?:/[\w\-~%][\w\-~%.]*)+(?:\?[\w\-~%.=&]*)?", re.ASCII)
 
@@ -63,25 +65,32 @@ def _is_loopback(host: str) -> bool:
 
 
 class _PlainURL(httpx.URL):
-    """URL below a base URL that httpx would leave as it is: parsing it takes longer than the rest of a request."""
+    """URL below a base URL that httpx would leave as it is: parsing it takes longer than the rest of a request.
 
-    def __init__(self, base: httpx.URL, raw_path: bytes, text: str) -> None:
-        super().__init__(base)
-        self._raw_path, self._text = raw_path, text
+    It is parsed all the same for whoever asks for more of it than a pool does, such as instrumentation.
+    """
 
-    @property
-    def raw_path(self) -> bytes:
-        return self._raw_path
+    def __init__(self, base: httpx.URL, target: str) -> None:
+        self._base, self._target = base, HiddenText(target)
+
+    raw_scheme = property(lambda self: self._base.raw_scheme)
+    raw_host = property(lambda self: self._base.raw_host)
+    port = property(lambda self: self._base.port)
+    raw_path = property(lambda self: self._base.raw_path.rstrip(b"/") + self._target.encode("ascii"))
 
     def __str__(self) -> str:
-        return self._text
+        return str(self._base).rstrip("/") + self._target
+
+    @property
+    def _uri_reference(self) -> Any:  # type: ignore[override]
+        return getattr(httpx.URL(str(self)), _PARSED)
 
 
 def below(base: httpx.URL, url: str, target: str) -> httpx.URL:
     """Return a URL that consists of a base URL and a quoted target."""
-    if not _PLAIN_TARGET.fullmatch(target):
+    if not _PLAIN_TARGET.fullmatch(target) or not hasattr(base, _PARSED):
         return httpx.URL(url)
-    return _PlainURL(base, base.raw_path.rstrip(b"/") + target.encode("ascii"), url)
+    return _PlainURL(base, target)
 
 
 @functools.cache

@@ -320,10 +320,11 @@ async def test_a_transport_may_read_the_body_as_it_likes(way: str) -> None:
     target=st.text("/ab.%2F-~_?=&+é ", max_size=12).map("/{}".format),
 )
 def test_a_url_below_the_base_url_is_that_of_httpx(base: str, target: str) -> None:
-    """Whether it is parsed or not: for the pool, and as the text that aiohttp takes."""
+    """Whether it is parsed or not: for the pool, as the text that aiohttp takes, and for whoever else asks."""
     base = base.rstrip("/")
     made, url = transport_pool.below(httpx.URL(base), base + target, target), httpx.URL(base + target)
-    assert httpx.URL(str(made)) == url
+    assert httpx.URL(str(made)) == httpx.URL(made) == made == url
+    assert (made.path, made.query, made.copy_with(port=1)) == (url.path, url.query, url.copy_with(port=1))
     assert (made.raw_scheme, made.raw_host, made.port, made.raw_path) == (
         url.raw_scheme,
         url.raw_host,
