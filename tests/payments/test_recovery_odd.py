@@ -931,3 +931,20 @@ async def test_an_import_that_stops_names_its_row_and_those_before_it(sqlite_fil
         assert "nothing was changed" not in str(caught.value)
         found = [await client.payments.get(key) for key in keys]
     assert [each is not None and each.transaction_id for each in found] == [made[0].id, False, False]
+
+
+async def test_what_was_explained_before_a_list_showed_it_is_imported_all_the_same(world: World) -> None:
+    """Someone was wrong, and says so later; the line has what the list has shown since."""
+    async with world.client() as client, world.client(store=None) as till:
+        await world.pay(client, [order("collections", "own", 1)])
+        answer = await till.disbursements.create(phone_number=number(2), amount=700)
+        name = answer.transaction_id
+        await client.payments.explain(name, note="Asha: the till's")
+        await anyio.sleep(HOUR)
+        for _ in range(2):
+            await world.read(client)
+            await anyio.sleep(MINUTE)
+        (line,) = [each for each in await client.payments.unclaimed(state=None) if each.transaction_id == name]
+        assert (int(line.amount), str(line.type), line.created_at is None) == (700, "disbursement", False)
+        (record,) = await client.payments.recover({"order-21": name}, note="Asha: it was order-21 after all")
+        assert (record.key, record.transaction_id, int(record.amount)) == ("order-21", name, 700)

@@ -32,7 +32,6 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import unmatched
-from mobilemoney_async.database.serialization import shorten
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
@@ -48,7 +47,16 @@ from mobilemoney_async.payments.records.queries import chunks, merchant_of, owne
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.payments.records.unmatched import IS_OPEN, IS_OWNED, Line, add_line, find_lines, lines_of, thin
+from mobilemoney_async.payments.records.unmatched import (
+    IS_OPEN,
+    IS_OWNED,
+    Line,
+    add_line,
+    find_lines,
+    lines_of,
+    shown_values,
+    thin,
+)
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.text import shown_id, shown_text
 from mobilemoney_async.values import valid_name
@@ -197,8 +205,10 @@ class UnclaimedObserver:
             number = international(row.phone_number)
             shown = None if number is None else digest(account.number_key, number)
             known = sa.func.coalesce(_columns.number_digest, shown)
-            values = {"status": shorten(str(row.status)), "number_digest": known}
-            journal.change_rows(unmatched, _columns.transaction_id == row.id, **values)
+            is_it, values = _columns.transaction_id == row.id, shown_values(row)
+            # One that was explained before any list had shown it gets all of that.
+            journal.change_rows(unmatched, is_it, _columns.status == "", **values)
+            journal.change_rows(unmatched, is_it, status=values["status"], number_digest=known)
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0

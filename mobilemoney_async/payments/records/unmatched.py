@@ -131,18 +131,25 @@ def add_line(
     return journal.insert(
         unmatched,
         transaction_id=row.id,
-        type=shorten(str(of_type)),
-        amount=plain(row.amount),
-        created_at=row.created_at,
-        shown_number=shorten(mask_phone_number(row.phone_number)),
+        **shown_values(row) | {"type": shorten(str(of_type))},
         number_digest=None if number is None else digest(key, number),
-        status=shorten(str(row.status)),
         fits_key=like and like.key,
         first_seen_at=first_at,
         due_at=due_at,
         changed_at=now,
         **flags,
     )
+
+
+def shown_values(row: Transaction) -> dict[str, Any]:
+    """Return the columns for what a row of the list shows, but for the digest of its number."""
+    return {
+        "type": shorten(str(row.type)),
+        "amount": plain(row.amount),
+        "created_at": row.created_at,
+        "shown_number": shorten(mask_phone_number(row.phone_number)),
+        "status": shorten(str(row.status)),
+    }
 
 
 def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
