@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+import attrs
 import httpx
 
 from mobilemoney_async.calls.bodies import read_body
@@ -77,25 +78,28 @@ def _body_class(httpx2: Any) -> Any:
     return _Body if httpx2 is None else type("_Body", (_Body, httpx2.AsyncByteStream), {})
 
 
-def _body(content: bytes | None, flight: Flight) -> Any:
-    """Return the body of a request over a caller's transport or client, which may be of either library."""
-    return _body_class(sys.modules.get("httpx2"))(content or b"", flight)
+@attrs.frozen(eq=False, repr=False)
+class _Outgoing:
+    """Request to a whole URL, with its progress, and the reader of its answer."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    content: bytes | None
+    timeout: float
+    flight: Flight
+    read: Callable[[Answer], Any]
+
+    @property
+    def may_move_money(self) -> bool:
+        """True if it may, and has no body of which one sees whether it is read."""
+        return self.content is None and self.method != "GET"
 
 
 class _Sender(Protocol):
     """Way of a request to the service: a transport, or a caller's client."""
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: dict[str, str],
-        content: bytes | None,
-        timeout: float,
-        flight: Flight,
-        read: Callable[[Answer], T],
-    ) -> T:
+    async def send(self, outgoing: _Outgoing) -> Any:
         """Send one request, and have its answer read while its connection is still ours; any exception may leave."""
 
     def prepare(self) -> None:
@@ -103,6 +107,11 @@ class _Sender(Protocol):
 
     async def aclose(self, *, is_resting: bool = False) -> None:
         """Close connections, where they are ours; if `is_resting`, not those of requests that are under way."""
+
+
+def _body(outgoing: _Outgoing) -> Any:
+    """Return the body of a request over a caller's transport or client, which may be of either library."""
+    return _body_class(sys.modules.get("httpx2"))(outgoing.content or b"", outgoing.flight)
 
 
 @functools.lru_cache(maxsize=64)
@@ -133,47 +142,26 @@ class _TransportSender:
         if self._owned and self._transport is None:
             self._open()
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: dict[str, str],
-        content: bytes | None,
-        timeout: float,
-        flight: Flight,
-        read: Callable[[Answer], T],
-    ) -> T:
+    async def send(self, outgoing: _Outgoing) -> Any:
+        flight = outgoing.flight
         flight.proves_unsent = True  # until there is a pool
         transport = self._open() if self._transport is None or self._owned else self._transport
-        flight.proves_unsent = self._owned and content is not None
+        flight.proves_unsent = self._owned and outgoing.content is not None
         flight.is_direct = self._owned and not self._aiohttp
-        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
+        flight.begun = not self._owned and outgoing.may_move_money
         self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
         try:
-            request = self._request(
-                transport, method, url, headers=headers, content=content, timeout=timeout, flight=flight
-            )
-            return await _read(await transport.handle_async_request(request), flight, read)
+            return await _read(await transport.handle_async_request(self._request(transport, outgoing)), outgoing)
         finally:
             if flight.is_suspect and self._aiohttp and self._transport is transport:
                 self._transport = None  # aiohttp does not show the connection: later requests go over a new pool
             await self._end_flight(transport)
 
-    def _request(
-        self,
-        transport: httpx.AsyncBaseTransport,
-        method: str,
-        url: str,
-        *,
-        headers: dict[str, str],
-        content: bytes | None,
-        timeout: float,
-        flight: Flight,
-    ) -> httpx.Request:
+    def _request(self, transport: httpx.AsyncBaseTransport, outgoing: _Outgoing) -> httpx.Request:
         """Return the request in the classes that a transport takes."""
+        method, url, headers, content = outgoing.method, outgoing.url, outgoing.headers, outgoing.content
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
-        phase = 0.95 * timeout
+        phase, timeout, flight = 0.95 * outgoing.timeout, outgoing.timeout, outgoing.flight
         extensions: dict[str, Any] = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
         if flight.checks:
             extensions["trace"] = flight.trace
@@ -190,7 +178,7 @@ class _TransportSender:
         made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
         place = url if content is None else _parse(made_by, url)
         request: httpx.Request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
-        request.stream = _body(content, flight)
+        request.stream = _body(outgoing)
         return request
 
     async def _end_flight(self, transport: httpx.AsyncBaseTransport) -> None:
@@ -226,25 +214,19 @@ class _ClientSender:
         self._client = client
         logging.getLogger(library(type(client))).addFilter(_drop_our_calls)
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: dict[str, str],
-        content: bytes | None,
-        timeout: float,
-        flight: Flight,
-        read: Callable[[Answer], T],
-    ) -> T:
-        phase = 0.95 * timeout
+    async def send(self, outgoing: _Outgoing) -> Any:
+        flight, timeout = outgoing.flight, outgoing.timeout
         flight.proves_unsent = True  # until there is a request: the client's own headers or cookies may not make one
         request = self._client.build_request(
-            method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
+            outgoing.method,
+            outgoing.url,
+            headers=outgoing.headers,
+            content=outgoing.content,
+            timeout=(0.95 * timeout, timeout, timeout, 0.95 * timeout),
         )
         flight.proves_unsent = False
-        flight.begun = content is None and method != "GET"  # it has no body to watch, and may move money
-        request.stream = _body(content, flight)
+        flight.begun = outgoing.may_move_money
+        request.stream = _body(outgoing)
         token = _in_our_call.set(True)
         try:
             response = await self._client.send(request, auth=None, follow_redirects=False, stream=True)
@@ -255,7 +237,7 @@ class _ClientSender:
             for cookie in response.cookies.jar:
                 with suppress(KeyError):
                     self._client.cookies.jar.clear(cookie.domain, cookie.path, cookie.name)
-        return await _read(response, flight, read)
+        return await _read(response, outgoing)
 
     def prepare(self) -> None:
         """Do nothing."""
@@ -347,10 +329,10 @@ class Wire:
         outer = sys.exception()  # of the caller's, who may pay in an `except` clause
         try:
             url = HiddenText(self.base_url + target)
+            outgoing = _Outgoing(method, url, dict(headers), content, timeout, flight, read)
             with callers_code():  # of a transport or a client of the caller's
-                return await self._sender.send(
-                    method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight, read=read
-                )
+                answer: T = await self._sender.send(outgoing)
+                return answer
         except BaseException as exc:
             if isinstance(exc, MobileMoneyError) or not isinstance(exc, Exception):
                 without_frames(exc, outer)
@@ -371,8 +353,9 @@ class Wire:
         await shielded(self._sender.aclose, timeout=_CLOSE_TIMEOUT)
 
 
-async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer], T]) -> T:
+async def _read(response: httpx.Response, outgoing: _Outgoing) -> Any:
     """Return the value of an answer, and give its connection back to the pool, which closes that of a suspect."""
+    flight = outgoing.flight
     try:
         body = await read_body(response)
         flight.is_suspect = _holds_more(response)
@@ -385,7 +368,7 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
             body=body,
         )
         try:
-            value = read(answer)
+            value = outgoing.read(answer)
         finally:
             if flight.is_suspect:
                 _end_connection(response)
