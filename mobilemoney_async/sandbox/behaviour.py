@@ -16,12 +16,14 @@ RateLimitReading = Literal["both", "bucket", "window", "fixed"]
 ListOrder = Literal["newest-first", "oldest-first"]
 
 
-def _seconds(default: float) -> Any:
-    return attrs.field(default=default, validator=validators.ge(0.0))
+def _status(default: int) -> int:
+    status: int = attrs.field(default=default, validator=[validators.ge(400), validators.lt(600)])
+    return status
 
 
-def _status(default: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(400), validators.lt(600)])
+def _seconds(default: float, *more: Any) -> float:
+    seconds: float = attrs.field(default=default, validator=[validators.ge(0.0), *more])
+    return seconds
 
 
 def _percent(instance: object, attribute: "attrs.Attribute[Decimal]", value: object) -> None:
@@ -94,7 +96,7 @@ class Choices:
     reset_token_lifetime: float = _seconds(3600.0)
     latency: float = _seconds(0.0)
     gateway_timeout: float = _seconds(60.0)
-    median_delay: float = attrs.field(default=15.0, validator=validators.gt(0.0))
+    median_delay: float = _seconds(15.0, validators.gt(0.0))
     longest_delay: float = _seconds(100.0)
     decided_delay: float = _seconds(5.0)
     late_delay: float = _seconds(180.0)
