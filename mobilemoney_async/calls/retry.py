@@ -46,36 +46,19 @@ class Action(enum.Enum):
     HOLD_AND_RAISE = enum.auto()
     RENEW_AND_REPLAY = enum.auto()
     RENEW_AND_RAISE = enum.auto()  # later calls renew the token
-    RAISE = enum.auto()
-    RAISE_UNKNOWN = enum.auto()
+    RAISE = enum.auto()  # of money without a certain result, as `OutcomeUnknown`
 
 
-ACTIONS: dict[tuple[Failure, Effect], Action] = {
-    (Failure.NOT_SENT, Effect.READ): Action.RETRY,
-    (Failure.NOT_SENT, Effect.SESSION): Action.RETRY,
-    (Failure.NOT_SENT, Effect.MONEY): Action.RETRY,
-    (Failure.RATE_LIMITED, Effect.READ): Action.HOLD_AND_RETRY,
-    (Failure.RATE_LIMITED, Effect.SESSION): Action.HOLD_AND_RETRY,
-    (Failure.RATE_LIMITED, Effect.MONEY): Action.HOLD_AND_RETRY,
-    (Failure.TOKEN, Effect.READ): Action.RENEW_AND_REPLAY,
-    (Failure.TOKEN, Effect.SESSION): Action.RENEW_AND_REPLAY,
-    (Failure.TOKEN, Effect.MONEY): Action.RENEW_AND_REPLAY,
-    (Failure.STATUS_401, Effect.READ): Action.RENEW_AND_REPLAY,
-    (Failure.STATUS_401, Effect.SESSION): Action.RAISE,  # it may be about the one-time password
-    (Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_RAISE,
-    (Failure.STATUS_429, Effect.READ): Action.HOLD_AND_RETRY,
-    (Failure.STATUS_429, Effect.SESSION): Action.RAISE,
-    (Failure.STATUS_429, Effect.MONEY): Action.HOLD_AND_RAISE,
-    (Failure.NO_ANSWER, Effect.READ): Action.RETRY,
-    (Failure.NO_ANSWER, Effect.SESSION): Action.RAISE,
-    (Failure.NO_ANSWER, Effect.MONEY): Action.RAISE_UNKNOWN,
-    (Failure.REFUSED, Effect.READ): Action.RAISE,
-    (Failure.REFUSED, Effect.SESSION): Action.RAISE,
-    (Failure.REFUSED, Effect.MONEY): Action.RAISE,
-    (Failure.UNCLEAR, Effect.READ): Action.RAISE,
-    (Failure.UNCLEAR, Effect.SESSION): Action.RAISE,
-    (Failure.UNCLEAR, Effect.MONEY): Action.RAISE_UNKNOWN,
+ACTIONS: dict[Failure, dict[Effect, Action]] = {
+    Failure.NOT_SENT: dict.fromkeys(Effect, Action.RETRY),
+    Failure.RATE_LIMITED: dict.fromkeys(Effect, Action.HOLD_AND_RETRY),
+    Failure.TOKEN: dict.fromkeys(Effect, Action.RENEW_AND_REPLAY),
+    # A session's may be about the one-time password.
+    Failure.STATUS_401: {Effect.READ: Action.RENEW_AND_REPLAY, Effect.MONEY: Action.RENEW_AND_RAISE},
+    Failure.STATUS_429: {Effect.READ: Action.HOLD_AND_RETRY, Effect.MONEY: Action.HOLD_AND_RAISE},
+    Failure.NO_ANSWER: {Effect.READ: Action.RETRY},
 }
+"""Next step after each failure, by the effect of the call; after all others the error is raised."""
 
 
 def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
@@ -175,7 +158,7 @@ def decide(
         renewed: Whether this call has renewed its token already.
         chance: A random number from 0 to 1, for the jitter.
     """
-    action = ACTIONS[classify(error, bearer=bearer), effect]
+    action = ACTIONS.get(classify(error, bearer=bearer), {}).get(effect, Action.RAISE)
     spent = attempt >= policy.max_attempts
     pause = policy.delay(attempt, chance)
     if action is Action.RENEW_AND_REPLAY:

@@ -53,7 +53,7 @@ DEFECTS = (
     Defect(  # before "contract: side fields that cannot be read are None"
         "an odd side field hides its row",
         "contract/converter.py",
-        "return read if is_core else _side_field(cl, field, read)",
+        "return read if is_core else _side_field(cl, field, kind, read)",
         "return read",
     ),
     Defect(  # before "resources: an acknowledgement counts without a store, too, only if it names what was asked for"
@@ -84,8 +84,8 @@ DEFECTS = (
     Defect(  # before "contract, calls: a create is refused only with evidence"
         "a proxy's 401 replays a create",
         "calls/retry.py",
-        "(Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_RAISE",
-        "(Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_REPLAY",
+        "Effect.MONEY: Action.RENEW_AND_RAISE",
+        "Effect.MONEY: Action.RENEW_AND_REPLAY",
     ),
     Defect(  # before "contract: an error that names a transaction anywhere refuses no create", and more of it
         "every refusal is certain",
@@ -159,8 +159,8 @@ DEFECTS = (
     Defect(
         "a create without an answer is repeated",
         "calls/retry.py",
-        "(Failure.NO_ANSWER, Effect.MONEY): Action.RAISE_UNKNOWN",
-        "(Failure.NO_ANSWER, Effect.MONEY): Action.RETRY",
+        "Failure.NO_ANSWER: {Effect.READ: Action.RETRY}",
+        "Failure.NO_ANSWER: dict.fromkeys(Effect, Action.RETRY)",
     ),
     Defect(
         "the record is written after the answer",
