@@ -7,15 +7,13 @@ sandbox needs, and a subclass can drop connections.
 
 import asyncio
 import logging
-import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any
-from urllib.parse import unquote
 
 import anyio
 import attrs
@@ -29,10 +27,11 @@ from uvicorn.server import ServerState
 
 from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire, payment_error
-from mobilemoney_async.sandbox.page.app import is_own_host
+from mobilemoney_async.sandbox.page.app import HOST, is_own_host
+from mobilemoney_async.sandbox.page.forms import read_body
+from mobilemoney_async.sandbox.page.snapshot import mask_within
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
-_PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
 
 CONNECTION = "mobilemoney_async.sandbox.connection"
 """Key in the ASGI scope's `state`: a function that ends the connection without an answer, which ASGI cannot.
@@ -45,9 +44,6 @@ _MOST_SHOWN = 500
 
 MAX_BODY = 1024 * 1024
 """Bytes of a request's body that are read."""
-
-HOST = "mobilemoney_async.sandbox.host"
-"""Key in the ASGI scope's `state`: the host that `serve` was asked to listen on."""
 
 # Seconds until the tasks of connections that were cut are cancelled, and then until they are abandoned.
 _LEAVING = 1.0
@@ -90,12 +86,12 @@ class SandboxApp:
     async def _answer(self, http: HTTPRequest, send: Send) -> None:
         came = anyio.current_time()
         request = Request(method=http.method, path=_raw_path(http.scope), query=http.query_params, headers=http.headers)
-        if not _is_asked_by_name(http):
+        if HOST in http.scope.get("state", {}) and not is_own_host(http.scope):
             text = "Use a loopback address, such as http://127.0.0.1, or the host that the sandbox is served at"
             await _refuse(request, payment_error(403, "FOREIGN_HOST", text), http, send)
             return
         try:
-            body = await _read(http)
+            body = await read_body(http, MAX_BODY)
         except ClientDisconnect:
             _log(request, "client left", seconds=anyio.current_time() - came)
             return
@@ -116,24 +112,6 @@ class SandboxApp:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
             await _break_off(reply, http, send)
-
-
-def _is_asked_by_name(http: HTTPRequest) -> bool:
-    """Return whether a request names the server; True for one that did not come through `serve`."""
-    bound_to = http.scope.get("state", {}).get(HOST)
-    names = (bound_to, (http.scope.get("server") or (None,))[0])
-    return bound_to is None or any(is_own_host(http.headers.get("host", ""), served_at=name) for name in names)
-
-
-async def _read(http: HTTPRequest) -> bytes | None:
-    """Return a request's body, or None as soon as it is too large."""
-    body = bytearray()
-    async with aclosing(http.stream()) as pieces:
-        async for piece in pieces:
-            body += piece
-            if len(body) > MAX_BODY:
-                return None
-    return bytes(body)
 
 
 async def _refuse(request: Request, reply: Reply, http: HTTPRequest, send: Send) -> None:
@@ -190,15 +168,9 @@ def _log(request: Request, outcome: str, *, seconds: float) -> None:
 
 def target(request: Request) -> str:
     """Return path and query for a log, with masked phone numbers: any web page may have sent them."""
-    path = "/".join(map(_masked, request.path.split("/")))
-    query = "&".join(f"{name}={_masked(value)}" for name, value in request.query.items())
-    whole = f"{path}?{query}" if query else path
-    return "".join(filter(str.isprintable, whole[:_MOST_SHOWN]))
-
-
-def _masked(text: str) -> str:
-    plain = unquote(text).strip()
-    return f"{plain[:6]}…{plain[-3:]}" if _PHONE_NUMBER.fullmatch(plain) else text
+    query = "&".join(map("=".join, request.query.items()))
+    whole = f"{request.path}?{query}" if query else request.path
+    return "".join(filter(str.isprintable, mask_within(whole[:_MOST_SHOWN])))
 
 
 class _State(ServerState):

@@ -122,7 +122,9 @@ def test_phone_numbers_are_masked_and_ids_are_not() -> None:
 )
 def test_the_page_knows_its_own_requests(method: str, headers: dict[str, str], passes: bool) -> None:
     """A request passes if it is made under an address of this machine, and a form only from the page itself."""
-    assert (refusal(method, headers, served_at="192.168.1.5") is None) == passes
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "headers": pairs, "server": ("192.168.1.5", 8765)}
+    assert (refusal(scope) is None) == passes
 
 
 @pytest.mark.parametrize(

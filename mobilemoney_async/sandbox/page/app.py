@@ -37,12 +37,15 @@ from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE, MERCHANT_COOKIE = "mobilemoney_mask", "mobilemoney_merchant"
 
+HOST = "mobilemoney_async.sandbox.host"
+"""Key in the ASGI scope's `state`: the host that `serve` was asked to listen on."""
+
 _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9A-Za-z._-]+))(?::[0-9]*)?")
+_HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9A-Za-z._-]+))(?::[0-9]*)?")
 
 _HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -223,21 +226,18 @@ async def _not_found(request: Request, _: Exception | None = None) -> Response:
     return PlainTextResponse(f"Not found. The page is at /, the API under {PREFIX}.\n", 404)
 
 
-def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -> str | None:
-    """Return the reason to refuse a request that is not the page's own; None for one that may pass.
-
-    The server answers to loopback names and to `served_at`. Headers are by lower-case name.
-    """
-    host = headers.get("host", "")
-    if not is_own_host(host, served_at=served_at):
+def refusal(scope: Scope) -> str | None:
+    """Return the reason to refuse a request that is not the page's own; None for one that may pass."""
+    headers = Headers(scope=scope)
+    if not is_own_host(scope):
         return (
             "The page answers only under a loopback address, such as http://127.0.0.1, or the address it is served at."
         )
-    if method in _SAFE_METHODS:
+    if scope["method"] in _SAFE_METHODS:
         return None
     origin = headers.get("origin")
     # Neither header: no browser sent it, and a program on this machine needs no page to do harm.
-    foreign_origin = origin is not None and origin.partition("//")[2].lower() != host.lower()
+    foreign_origin = origin is not None and origin.partition("//")[2].lower() != headers["host"].lower()
     if foreign_origin or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return "The page takes no requests from other websites."
     return None
@@ -255,24 +255,23 @@ def guarded(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        server = scope.get("server")
-        reason = refusal(scope["method"], Headers(scope=scope), served_at=server[0] if server else None)
+        reason = refusal(scope)
         answer = app if reason is None else PlainTextResponse(reason, 403)
         await answer(scope, receive, send_guarded)
 
     return serve
 
 
-def is_own_host(host: str, *, served_at: str | None) -> bool:
-    """Return whether a Host header names loopback or `served_at`, and no foreign name that resolves to this machine."""
-    name = _host_name(host)
-    return _is_loopback(name) or (name != "" and name == (served_at or "").lower())
+def is_own_host(scope: Scope) -> bool:
+    """Return whether the Host header names loopback, the host of `serve` or the address of the connection.
 
-
-def _host_name(host: str) -> str:
-    """Return the name or address in a Host header, without brackets and port; empty if it is malformed."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
+    No other name does: a foreign one may resolve to this machine.
+    """
+    found = _HOST_HEADER.fullmatch(Headers(scope=scope).get("host", ""))
+    if found is None:
+        return False
+    name, own = (found[1] or found[2]).lower(), (scope.get("state", {}).get(HOST), *(scope.get("server") or ())[:1])
+    return _is_loopback(name) or name in {each.lower() for each in own if each}
 
 
 def _is_loopback(name: str) -> bool:

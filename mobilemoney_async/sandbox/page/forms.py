@@ -39,17 +39,25 @@ class Refused(Exception):
     field: str | None = None
 
 
+async def read_body(request: Request, most: int) -> bytes | None:
+    """Return a request's body, or None as soon as it has more than so many bytes."""
+    body = bytearray()
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > most:
+                return None
+    return bytes(body)
+
+
 async def read(request: Request) -> Mapping[str, str]:
     """Read the fields of a form, the last of two with one name; refuse one that is too long or no form of the page."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused("Send a form: application/x-www-form-urlencoded.", 415)
-    body = b""
-    async with aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > MAX_BYTES:
-                raise Refused(f"A form has at most {MAX_BYTES:,} bytes.", 413)
+    body = await read_body(request, MAX_BYTES)
+    if body is None:
+        raise Refused(f"A form has at most {MAX_BYTES:,} bytes.", 413)
     try:
         fields = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except ValueError as exc:
