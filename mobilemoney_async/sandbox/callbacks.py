@@ -4,13 +4,12 @@ The contract says that status changes are reported by callback, and shows neithe
 (section 6). When one is sent, how often and with which body is an invention of this sandbox.
 """
 
+import bisect
 import collections
 import enum
-import heapq
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
 
@@ -117,8 +116,7 @@ class CallbackSender:
         self._dice = dice
         self._url: str | None = None
         self._mode = CallbackMode.ONCE
-        self._waiting: list[tuple[float, int, _Callback]] = []
-        self._numbers = itertools.count()
+        self._waiting: list[_Callback] = []  # in the order in which they are due
         self._sending: set[_Callback] = set()
         self._sent: collections.deque[SentCallback] = collections.deque(maxlen=SENT_SHOWN)
         self._runs = 0
@@ -208,13 +206,15 @@ class CallbackSender:
         try:
             async with AsyncExitStack() as clients, anyio.create_task_group() as tasks:
                 while True:
-                    self._book.settle(self._clock.seconds())
-                    for callback in self._take_due():
+                    now = self._clock.seconds()
+                    self._book.settle(now)
+                    while self._waiting and self._waiting[0].due_at <= now:
                         if http is None:
                             # Only when needed: it reads the certificates, which takes longer than all the rest.
                             # No proxy: the receiver is a program of the merchant's, on this machine or near it.
                             http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
                             clients.push_async_callback(http.aclose)
+                        callback = self._waiting.pop(0)
                         self._sending.add(callback)
                         tasks.start_soon(self._deliver, callback, http, slots)
                     await self._pause()
@@ -223,7 +223,7 @@ class CallbackSender:
             self._runs -= 1
             self.wake()  # an event belongs to its loop
             if not self._runs:
-                for callback in (*self._sending, *(waiting for _, _, waiting in self._waiting)):
+                for callback in (*self._sending, *self._waiting):
                     self._finish(callback)
 
     def wake(self) -> None:
@@ -240,16 +240,10 @@ class CallbackSender:
             await wake.wait()
 
     def _until_due(self) -> float:
-        dues = [self._waiting[0][0] if self._waiting else None]
-        if self._url is not None:
-            dues.append(self._book.next_due())
-        waits = [self._clock.unscaled_until(due) for due in dues if due is not None]
-        return max(_SHORTEST_PAUSE, min(waits, default=math.inf))
-
-    def _take_due(self) -> Iterator[_Callback]:
-        now = self._clock.seconds()
-        while self._waiting and self._waiting[0][0] <= now:
-            yield heapq.heappop(self._waiting)[2]
+        dues = [callback.due_at for callback in self._waiting[:1]]
+        if self._url is not None and (due := self._book.next_due()) is not None:
+            dues.append(due)
+        return max(_SHORTEST_PAUSE, min(map(self._clock.unscaled_until, dues), default=math.inf))
 
     def _follow(self, payment: Payment) -> None:
         """Report a new transaction, or a change of its state."""
@@ -274,9 +268,9 @@ class CallbackSender:
 
     def _add(self, callback: _Callback) -> bool:
         if len(self._waiting) + len(self._sending) >= MOST_WAITING:
-            self._note(callback, error=f"not sent: {MOST_WAITING} are waiting")
+            self._note(callback, self._now(), error=f"not sent: {MOST_WAITING} are waiting")
             return False
-        heapq.heappush(self._waiting, (callback.due_at, next(self._numbers), callback))
+        bisect.insort(self._waiting, callback, key=lambda each: each.due_at)
         return True
 
     def _finish(self, callback: _Callback) -> None:
@@ -284,21 +278,15 @@ class CallbackSender:
         callback.done.set()
 
     async def _deliver(self, callback: _Callback, http: httpx.AsyncClient, slots: anyio.CapacityLimiter) -> None:
+        at, status, error = self._now(), None, None
         # Cancelled here, the delivery still counts as done: a request in `reported_before` may wait for it.
         try:
             async with slots:
-                await self._post(callback, http)
-        finally:
-            self._finish(callback)
-
-    async def _post(self, callback: _Callback, http: httpx.AsyncClient) -> None:
-        status, error = None, None
-        at = self._now()
-        try:
-            with anyio.fail_after(TIMEOUT):
-                # Streamed, so that only the head of the answer is read.
-                async with http.stream("POST", callback.url, content=callback.body, headers=_HEADERS) as answer:
-                    status = answer.status_code
+                at = self._now()
+                with anyio.fail_after(TIMEOUT):
+                    # Streamed, so that only the head of the answer is read.
+                    async with http.stream("POST", callback.url, content=callback.body, headers=_HEADERS) as answer:
+                        status = answer.status_code
         except (TimeoutError, httpx.TimeoutException):
             error = f"no answer within {TIMEOUT:g} s"
         except httpx.ConnectError:
@@ -306,14 +294,14 @@ class CallbackSender:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
             # Only the class: the text may repeat the URL, and with it a secret of the receiver's.
             error = f"not delivered: {type(exc).__name__}"
-        self._note(callback, at=at, status=status, error=error if status is None else None)
+        finally:
+            self._finish(callback)
+        self._note(callback, at, status=status, error=error if status is None else None)
 
-    def _note(
-        self, callback: _Callback, *, error: str | None, status: int | None = None, at: datetime | None = None
-    ) -> None:
+    def _note(self, callback: _Callback, at: datetime, *, error: str | None, status: int | None = None) -> None:
         self._sent.appendleft(
             SentCallback(
-                at=at or self._now(),
+                at=at,
                 url=callback.url,
                 transaction_id=callback.transaction_id,
                 kind=callback.kind,
