@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 import anyio
@@ -236,12 +235,20 @@ class AsyncClient:
         given = {"timeout": timeout, "deadline": deadline, "retry": retry}
         changes = {name: value for name, value in given.items() if not isinstance(value, _Unset)}
         options = self._pipeline.options.changed(changes, headers)
+        return self._copy(attrs.evolve(self._pipeline, options=options))
+
+    def _copy(self, pipeline: Pipeline) -> Self:
+        """Return a client that shares everything but the pipeline with this one, and closes nothing."""
         client = object.__new__(type(self))
         client._owns_wire = False
         client._limits, client._recent = self._limits, self._recent
-        pipeline = attrs.evolve(self._pipeline, options=options)
         client._assemble(pipeline, None if self._store is None else self._store.sharing(pipeline))
         return client
+
+    def _require_store(self, needed: str) -> ClientStore:
+        if self._store is None:
+            raise refuse("store", f"given to AsyncClient, such as store=SQLStore(...): only a store has {needed}")
+        return self._store
 
     @property
     def payments(self) -> Payments:
@@ -250,9 +257,7 @@ class AsyncClient:
         Raises:
             InvalidRequest: The client has no store.
         """
-        if self._store is None:
-            raise refuse("store", "given to AsyncClient, such as store=SQLStore(...): only a store has payments")
-        return self._store.payments
+        return self._require_store("payments").payments
 
     @property
     def payouts(self) -> Payouts:
@@ -261,11 +266,9 @@ class AsyncClient:
         Raises:
             InvalidRequest: The client has no store.
         """
-        if self._store is None:
-            raise refuse("store", "given to AsyncClient: only a store has payouts")
+        pipeline, store = self._pipeline, self._require_store("payouts").account_store
         from mobilemoney_async.payments.payouts.payouts import Payouts
 
-        pipeline, store = self._pipeline, self._store.account_store
         return Payouts(store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
 
     async def request(
@@ -376,9 +379,7 @@ class AsyncClient:
         if pace > limit:
             raise refuse("per_minute", f"at most {limit:g}, the rate limit", per_minute)
         # Without the deadline of a call: it may wait for long behind others.
-        store = self.with_options(deadline=None)._store
-        if store is None:
-            raise refuse("store", "given to AsyncClient: only a store has queued payments")
+        store = self.with_options(deadline=None)._require_store("queued payments")
         from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 
         return Dispatcher(store.account_store, self._pipeline, store.creates, pace, pause_after)
@@ -398,9 +399,7 @@ class AsyncClient:
         self._pipeline.wire.check_open()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -437,10 +436,9 @@ class ClientOwner:
 
     def claimed(self, claim: Claim) -> AsyncClient:
         """Return a client that shares everything with this one, and sends only while a claim of its account holds."""
-        found = self.client.with_options(deadline=None)
-        pipeline = attrs.evolve(found._pipeline, claim=claim)
-        found._assemble(pipeline, None if found._store is None else found._store.sharing(pipeline))
-        return found
+        pipeline = self.client._pipeline
+        options = attrs.evolve(pipeline.options, deadline=None)
+        return self.client._copy(attrs.evolve(pipeline, options=options, claim=claim))
 
     async def require_own(self) -> None:
         """Raise `StoreError` if the store's account is another merchant's, as far as that can be found out."""

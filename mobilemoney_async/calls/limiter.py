@@ -15,7 +15,6 @@ import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
@@ -413,7 +412,5 @@ class RateLimiter:
         await self.acquire()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
