@@ -84,8 +84,8 @@ class SandboxApp:
             await self._page(scope, receive, send)
 
     async def _answer(self, http: HTTPRequest, send: Send) -> None:
-        came = anyio.current_time()
         request = Request(method=http.method, path=_raw_path(http.scope), query=http.query_params, headers=http.headers)
+        log = partial(_log, request, anyio.current_time())
         if HOST in http.scope.get("state", {}) and not is_own_host(http.scope):
             text = "Use a loopback address, such as http://127.0.0.1, or the host that the sandbox is served at"
             await _refuse(request, payment_error(403, "FOREIGN_HOST", text), http, send)
@@ -93,7 +93,7 @@ class SandboxApp:
         try:
             body = await read_body(http, MAX_BODY)
         except ClientDisconnect:
-            _log(request, "client left", seconds=anyio.current_time() - came)
+            log("client left")
             return
         if body is None:
             text = f"A body has at most {MAX_BODY:,} bytes"
@@ -104,10 +104,9 @@ class SandboxApp:
         # The request has taken effect, even if the client leaves now or this task is cancelled.
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
-            _log(request, "client left", seconds=anyio.current_time() - came)
+            log("client left")
             return
-        outcome = str(reply.status) if reply.wire is Wire.ANSWERED else reply.wire.value
-        _log(request, outcome, seconds=anyio.current_time() - came)
+        log(reply.status if reply.wire is Wire.ANSWERED else reply.wire.value)
         if reply.wire is Wire.ANSWERED:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
@@ -116,7 +115,7 @@ class SandboxApp:
 
 async def _refuse(request: Request, reply: Reply, http: HTTPRequest, send: Send) -> None:
     """Answer a request that is no matter of the service, and let its connection end: the rest of it is not read."""
-    _log(request, str(reply.status), seconds=0.0)
+    _log(request, anyio.current_time(), reply.status)
     headers = {**dict(reply.headers), "connection": "close"}
     await Response(reply.body, reply.status, headers)(http.scope, http.receive, send)
 
@@ -161,9 +160,10 @@ def _raw_path(scope: Scope) -> str:
     return raw_path.decode("latin-1")
 
 
-def _log(request: Request, outcome: str, *, seconds: float) -> None:
+def _log(request: Request, came: float, outcome: int | str) -> None:
     """Write one line, without secrets and whole phone numbers: method, path and query, outcome, milliseconds."""
-    logger.info("%s %s %s %.0f ms", request.method, target(request), outcome, seconds * 1000)
+    took = anyio.current_time() - came
+    logger.info("%s %s %s %.0f ms", request.method, target(request), outcome, took * 1000)
 
 
 def target(request: Request) -> str:

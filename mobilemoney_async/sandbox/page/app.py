@@ -11,7 +11,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 from starlette.applications import Starlette
@@ -86,7 +86,7 @@ def create_page(sandbox: Controls) -> ASGIApp:
         Route("/merchant", page.switch, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
-    return guarded(Starlette(routes=routes, exception_handlers={404: _not_found}))
+    return guarded(Starlette(routes=routes, exception_handlers={404: _not_found, Refused: page.show}))
 
 
 class _Choice(NamedTuple):
@@ -107,8 +107,15 @@ class _Page:
         self._looks: dict[_Choice, tuple[Snapshot, Mapping[str, str], float]] = {}
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
-    async def show(self, request: Request) -> Response:
-        return self._write(request)
+    async def show(self, request: Request, refused: Any = None) -> Response:
+        """Show the page, with the refusal of a form; to htmx, which sent the form, what the event stream leaves out."""
+        details = self._details(request, refused)
+        if _is_from_htmx(request):
+            html = write("answer", path=request.url.path, **details)
+        else:
+            snapshot = self._take(self._account(request), masked=_is_masked(request))
+            html = write("page", snapshot=snapshot, **details)
+        return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
     async def follow(self, request: Request) -> Response:
         choice = _Choice(self._account(request).name, _is_masked(request))
@@ -118,18 +125,12 @@ class _Page:
 
     async def mask(self, request: Request) -> Response:
         """Mask phone numbers from now on in this browser, or show them."""
-        try:
-            masked = one_of(await read(request), "masked", "yes", "no")
-        except Refused as refused:
-            return self._write(request, refused)
+        masked = one_of(await read(request), "masked", "yes", "no")
         return self._choose("/", MASK_COOKIE, masked if masked == "yes" else None)
 
     async def switch(self, request: Request) -> Response:
         """Show another merchant from now on in this browser."""
-        try:
-            name = one_of(await read(request), "merchant", *self._sandbox.merchants)
-        except Refused as refused:
-            return self._write(request, refused)
+        name = one_of(await read(request), "merchant", *self._sandbox.merchants)
         return self._choose("/#merchant", MERCHANT_COOKIE, name)
 
     async def tell_tokens(self, request: Request) -> Response:
@@ -155,18 +156,10 @@ class _Page:
         """Make the endpoint of an action: a plain form is answered with the page, htmx with the stream's gaps."""
 
         async def endpoint(request: Request) -> Response:
-            form: Form = {}
-            refused = None
-            try:
-                form = await read(request)
-                action(form)  # without an await: all of it happens, or nothing
-            except Refused as refusal:
-                refused = refusal
+            request.state.form = form = await read(request)
+            action(form)  # without an await: all of it happens, or nothing
             self._wake()
-            if request.headers.get("hx-request") == "true":
-                html = write("answer", path=request.url.path, **self._details(request, refused, form))
-                return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
-            return self._write(request, refused, form) if refused else RedirectResponse(f"/#{shown_at}", 303)
+            return await self.show(request) if _is_from_htmx(request) else RedirectResponse(f"/#{shown_at}", 303)
 
         return endpoint
 
@@ -189,25 +182,24 @@ class _Page:
         for stream in self._streams:
             stream.wake()
 
-    def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
-        snapshot = self._take(self._account(request), masked=_is_masked(request))
-        html = write("page", snapshot=snapshot, **self._details(request, refused, form or {}))
-        return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
-
     def _take(self, account: Account, *, masked: bool) -> Snapshot:
         return take(self._sandbox, account, masked=masked, secret=self._secret, asked=self._actions.asked)
 
-    def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
+    def _details(self, request: Request, refused: Refused | None) -> dict[str, object]:
         """Return the values of the page outside the snapshot, with the refusal of the form if there is one."""
         return {
             "refused": refused,
-            "form": form,
+            "form": getattr(request.state, "form", {}),
             "base_url": f"{request.url.scheme}://{request.headers['host']}{PREFIX}",
             "account": self._account(request),
             "merchants": self._sandbox.merchants,
             "endpoints": [route.name for route in ROUTES],
             "callbacks": self._sandbox.callbacks,
         }
+
+
+def _is_from_htmx(request: Request) -> bool:
+    return request.headers.get("hx-request") == "true"
 
 
 def _is_masked(request: Request) -> bool:
