@@ -79,8 +79,8 @@ def create_page(sandbox: Controls) -> ASGIApp:
     routes = [
         Route("/", page.show),
         Route("/live", page.follow),
-        Route("/static/{name}", _asset),
-        Route("/openapi.json", _describe),
+        *(Route(f"/static/{name}", file, methods=["GET"]) for name, file in ASSETS.items()),
+        Route("/openapi.json", DOCUMENT, methods=["GET"]),
         Route("/merchants.json", page.tell_tokens),
         Route("/mask", page.mask, methods=["POST"]),
         Route("/merchant", page.switch, methods=["POST"]),
@@ -206,15 +206,7 @@ def _is_masked(request: Request) -> bool:
     return request.cookies.get(MASK_COOKIE) == "yes"
 
 
-async def _asset(request: Request) -> Response:
-    return ASSETS.get(request.path_params["name"]) or await _not_found(request)
-
-
-async def _describe(request: Request) -> Response:
-    return DOCUMENT
-
-
-async def _not_found(request: Request, _: Exception | None = None) -> Response:
+async def _not_found(request: Request, _: Exception) -> Response:
     return PlainTextResponse(f"Not found. The page is at /, the API under {PREFIX}.\n", 404)
 
 
