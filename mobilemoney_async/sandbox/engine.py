@@ -89,15 +89,14 @@ class Engine:
         choices = self._choices
         for fault in faults:
             choices = attrs.evolve(choices, **fault.choices)
-        reply = _instead(faults, choices)
-        if reply is None:
+
+        def process() -> Reply:
             try:
-                if isinstance(found, RefusedError):
-                    raise found
-                reply = self._process(request, found, choices, now, now if unscaled_now is None else unscaled_now)
+                return self._process(request, found, choices, now, now if unscaled_now is None else unscaled_now)
             except RefusedError as refusal:
-                reply = refusal.reply
-            reply = _changed(faults, reply)
+                return refusal.reply
+
+        reply = _struck(faults, choices, process)
         reply = self._delayed(reply, choices.latency + sum(fault.latency for fault in faults), choices)
         reply = attrs.evolve(reply, at=self.book.datetime_at(now))
         self._log(request, endpoint, reply, now)
@@ -114,11 +113,14 @@ class Engine:
         )
         self.payments.read(call)
         faults = self._magic_faults(Kind.COLLECTION, fields, "page")
-        reply = _instead(faults, self._choices)
-        return reply or _changed(faults, self.payments.create(Kind.COLLECTION, call, self._page_dice))
+        return _struck(faults, self._choices, lambda: self.payments.create(Kind.COLLECTION, call, self._page_dice))
 
-    def _process(self, request: Request, found: Match, choices: Choices, now: float, unscaled_now: float) -> Reply:
+    def _process(
+        self, request: Request, found: Match | RefusedError, choices: Choices, now: float, unscaled_now: float
+    ) -> Reply:
         """Check sender, body, magic number, limit and permission, in this order; then let the request take effect."""
+        if isinstance(found, RefusedError):
+            raise found
         route, parameters = found
         principal = None
         if route.bearer:
@@ -127,15 +129,6 @@ class Engine:
         body = read_body(request)
         kind = _KINDS.get(route.name)
         faults = self._magic_faults(kind, body, principal.account.merchant_id) if kind and principal else ()
-        reply = _instead(faults, choices)
-        if reply is not None:
-            return reply
-        account = principal.account if principal else self.accounts.find(str(body.get("email")))
-        if account:
-            self._count(account, choices, unscaled_now)
-        if principal and route.permission and route.permission not in principal.permissions:
-            status = choices.status_insufficient_permissions
-            raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
         call = Call(
             parameters=parameters,
             query=request.query,
@@ -145,7 +138,17 @@ class Engine:
             unscaled_now=unscaled_now,
             choices=choices,
         )
-        return _changed(faults, self._handlers[route.name](call))
+
+        def take_effect() -> Reply:
+            account = principal.account if principal else self.accounts.find(str(body.get("email")))
+            if account:
+                self._count(account, choices, unscaled_now)
+            if principal and route.permission and route.permission not in principal.permissions:
+                status = choices.status_insufficient_permissions
+                raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
+            return self._handlers[route.name](call)
+
+        return _struck(faults, choices, take_effect)
 
     def _count(self, account: Account, choices: Choices, unscaled_now: float) -> None:
         """Count a request against the merchant's limit; a rejected one does not count."""
@@ -193,14 +196,12 @@ def dice(seed: int, purpose: str) -> random.Random:
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
 
 
-def _instead(faults: tuple[Fault, ...], choices: Choices) -> Reply | None:
+def _struck(faults: tuple[Fault, ...], choices: Choices, process: Callable[[], Reply]) -> Reply:
+    """Return the answer of a fault that comes instead of processing, or that of `process` as the faults change it."""
     for fault in faults:
         if fault.instead is not None:
             return attrs.evolve(fault.instead(choices), fault=fault.name)
-    return None
-
-
-def _changed(faults: tuple[Fault, ...], reply: Reply) -> Reply:
+    reply = process()
     for fault in faults:
         changed = reply if fault.change is None else fault.change(reply)
         reply = attrs.evolve(changed, fault=fault.name)

@@ -292,7 +292,7 @@ class PaymentService:
         transaction_id = call.parameters["transaction_id"]
         if not re.fullmatch(call.choices.transaction_id_pattern, transaction_id):
             status = call.choices.status_invalid_transaction_id
-            raise RefusedError(payment_error(status, "INVALID_TRANSACTION_ID", "The transaction id is malformed"))
+            return payment_error(status, "INVALID_TRANSACTION_ID", "The transaction id is malformed")
         return self._found(call, self._book.payments.get(transaction_id))
 
     def lookup(self, call: Call) -> Reply:
@@ -300,7 +300,7 @@ class PaymentService:
         for key in ("reference", "external_id"):
             if call.query.get(key):
                 return self._found(call, self._book.find(call.owner.merchant_id, key, call.query[key]))
-        raise RefusedError(payment_error(400, "INVALID_REQUEST", "Send reference or external_id"))
+        return payment_error(400, "INVALID_REQUEST", "Send reference or external_id")
 
     def list(self, call: Call) -> Reply:
         """GET /payment-service/transactions."""
@@ -329,7 +329,7 @@ class PaymentService:
     def _found(self, call: Call, payment: Payment | None) -> Reply:
         owner, lag = call.owner.merchant_id, call.choices.lookup_lag
         if payment is None or payment.merchant_id != owner or not self._is_visible(call, payment, lag):
-            raise RefusedError(payment_error(404, "TRANSACTION_NOT_FOUND", "No transaction matches"))
+            return payment_error(404, "TRANSACTION_NOT_FOUND", "No transaction matches")
         return answer(status="success", transaction=self._book.record(payment))
 
     def _is_visible(self, call: Call, payment: Payment, lag: float) -> bool:

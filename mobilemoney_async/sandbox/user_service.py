@@ -7,7 +7,7 @@ import random
 from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
 from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.faults import rate_limit_reply
-from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, auth_error
+from mobilemoney_async.sandbox.messages import Reply, answer, auth_error
 from mobilemoney_async.sandbox.payments import TransactionBook
 
 
@@ -30,18 +30,16 @@ class UserService:
         email, password = call.text("email", auth_error), call.text("password", auth_error)
         account = self._accounts.find(email)
         if account is None:
-            raise _invalid_credentials(call)
+            return _invalid_credentials(call)
         if call.unscaled_now < account.locked_until:
             # The contract limits login attempts without saying how; its only documented code for a limit is this one.
-            raise RefusedError(
-                rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.unscaled_now)))
-            )
+            return rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.unscaled_now)))
         if not hmac.compare_digest(account.password.encode(), password.encode()):
             account.failed_logins += 1
             if account.failed_logins == call.choices.failed_logins_before_lock:
                 account.failed_logins = 0
                 account.locked_until = call.unscaled_now + call.choices.lock_seconds
-            raise _invalid_credentials(call)
+            return _invalid_credentials(call)
         account.failed_logins = 0
         return answer(
             success=True,
@@ -63,7 +61,7 @@ class UserService:
         """POST /user-service/verify-otp: a code is good once."""
         phone_number, code = call.phone_number(auth_error), call.text("otp_code", auth_error)
         if not self.otps.redeem(phone_number, code, now=call.now):
-            raise RefusedError(auth_error(400, "invalid_otp", "The one-time password is wrong or has expired"))
+            return auth_error(400, "invalid_otp", "The one-time password is wrong or has expired")
         return answer(success=True, message="One-time password verified")
 
     def forgot_password(self, call: Call) -> Reply:
@@ -80,15 +78,15 @@ class UserService:
         new_password = call.text("new_password", auth_error)
         account = self._accounts.find(email)
         if account is None or not self.reset_tokens.redeem(email, token, now=call.now):
-            raise RefusedError(auth_error(400, "invalid_reset_token", "The reset token is wrong or has expired"))
+            return auth_error(400, "invalid_reset_token", "The reset token is wrong or has expired")
         account.password = new_password
         account.failed_logins, account.locked_until = 0, 0.0
         return answer(success=True, message="Password changed")
 
 
-def _invalid_credentials(call: Call) -> RefusedError:
+def _invalid_credentials(call: Call) -> Reply:
     status = call.choices.status_invalid_credentials
-    return RefusedError(auth_error(status, "invalid_credentials", "Wrong e-mail or password"))
+    return auth_error(status, "invalid_credentials", "Wrong e-mail or password")
 
 
 class OneTimeCodes:
