@@ -47,30 +47,26 @@ Fetch = Callable[[int], Awaitable[TransactionPage]]
 _PASSING = (TransportError, UnexpectedResponse, ServerError, RateLimitExceeded)
 
 
+@attrs.define(eq=False)
 class _Pages:
     """Pages of one full listing.
 
     State changes only once a page has come, so that a cancelled one can be asked for again.
     """
 
-    def __init__(
-        self, fetch: Fetch, max_items: int | None, has_room: Callable[[], bool], *, ahead: bool = False
-    ) -> None:
-        self._fetch = fetch
-        self._ahead = ahead  # whether the next page is on its way while the caller works
-        self._listing = FullListing()
-        self._left = max_items
-        self._has_room = has_room
-        self._next: Prefetch[TransactionPage] | None = None
-        if max_items == 0:
-            self._listing.page = None
+    _fetch: Fetch
+    _left: int | None  # rows that the caller still wants
+    _has_room: Callable[[], bool]
+    _ahead: bool = False  # whether the next page is on its way while the caller works
+    _listing: FullListing = attrs.field(factory=FullListing)
+    _next: Prefetch[TransactionPage] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TransactionPage:
-        while self._listing.page is not None:
-            answer = await self._get(self._listing.page)
+        while (page := self._page) is not None:
+            answer = await self._get(page)
             rows = self._take(answer)
             is_short = self._left != 0 and self._listing.is_short
             if is_short:
@@ -81,6 +77,10 @@ class _Pages:
                 is_complete = answer.is_complete and not is_short
                 return attrs.evolve(answer, transactions=tuple(rows), is_complete=is_complete)
         raise StopAsyncIteration
+
+    @property
+    def _page(self) -> int | None:
+        return None if self._left == 0 else self._listing.page
 
     def _warn(self) -> None:
         counted = "pages without a readable count" if self._listing.counted is None else f"{self._listing.counted:,}"
@@ -101,28 +101,25 @@ class _Pages:
 
     def _take(self, answer: TransactionPage) -> list[Transaction]:
         self._next = None
-        rows = self._listing.take(answer)
+        rows = self._listing.take(answer)[: self._left]
         if self._left is not None:
-            rows = rows[: self._left]
             self._left -= len(rows)
-            if self._left == 0:
-                self._listing.page = None
         return rows
 
     def prefetch(self) -> None:
         """Begin to fetch the next page, if there is one and the limiter has a free place for it."""
-        page = self._listing.page
+        page = self._page
         if page is not None and self._next is None and self._has_room():
             self._next = Prefetch(lambda: self._fetch(page))
 
 
+@attrs.define(eq=False)
 class _Items:
     """Iterator over rows. The next page is on its way once the caller has asked for a second row."""
 
-    def __init__(self, pages: _Pages) -> None:
-        self._pages = pages
-        self._rows: tuple[Transaction, ...] = ()
-        self._next = 0
+    _pages: _Pages
+    _rows: tuple[Transaction, ...] = ()
+    _next: int = 0
 
     def __aiter__(self) -> Self:
         return self
@@ -251,7 +248,7 @@ class Transactions:
         if since is None:
             return BulkLookup(distinct, get)
         require_date("since", since)
-        filters = _check_filters(status=None, type=None, from_date=since, to_date=None, limit=PAGE_SIZE_MAX)
+        filters = _check_filters(None, None, since, None, PAGE_SIZE_MAX)
         return BulkLookup(distinct, get, partial(self._page, filters=filters, lane=Priority.BULK))
 
     async def page(
@@ -281,7 +278,7 @@ class Transactions:
             UnexpectedResponse: The page breaks the contract, be it in one row; `list` skips such rows.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
-        filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
+        filters = _check_filters(status, type, from_date, to_date, limit)
         return await self._page(require_integer("page", page, 1), filters, Priority.LOOKUP)
 
     def list(
@@ -309,7 +306,7 @@ class Transactions:
         Raises:
             InvalidRequest: An argument is invalid; nothing was sent.
         """
-        filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
+        filters = _check_filters(status, type, from_date, to_date, limit)
         if max_items is not None:
             require_integer("max_items", max_items, 0)
         return TransactionPager(
@@ -401,7 +398,6 @@ class Transactions:
 
 
 def _check_filters(
-    *,
     status: TransactionStatus | str | None,
     type: TransactionType | str | None,
     from_date: date | None,
