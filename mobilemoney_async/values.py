@@ -219,12 +219,11 @@ def _whole(amount: object) -> int | None:
     return amount if 0 < amount < 10**_AMOUNT_DIGITS else None
 
 
-def normalise_phone_number(phone_number: str, *, argument: str = "phone_number") -> str:
+def normalise_phone_number(phone_number: str) -> str:
     """Return a phone number in international format (contract, section 2.1).
 
     Args:
         phone_number: ``+`` and 8 to 15 digits; spaces and hyphens are dropped. No prefix or network is guessed.
-        argument: The name for the error.
 
     Raises:
         InvalidRequest: It is something else.
@@ -239,7 +238,7 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
             return compact
         shown = mask_phone_number(compact)
     raise refuse(
-        argument,
+        "phone_number",
         "in international format, such as +255681234567",
         shown,
         advice or "values.tanzanian() reads local numbers",
