@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import attrs
 import httpx
 
 from mobilemoney_async.sandbox.controls import Controls
@@ -125,11 +126,11 @@ class Sandbox(Controls):
         return self._engine.handle(request, self._clock.seconds(), self._clock.unscaled_seconds())
 
 
+@attrs.define(eq=False)
 class _Transport(httpx.AsyncBaseTransport):
     """Transport to the engine, which fails as a real socket would, without delays except those of the reply."""
 
-    def __init__(self, handle: Callable[[Request], Reply]) -> None:
-        self._handle = handle
+    _handle: Callable[[Request], Reply]
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request, or raise httpx's error for the fault or the read time-out.
@@ -165,10 +166,10 @@ class _Transport(httpx.AsyncBaseTransport):
         )
 
 
+@attrs.define(eq=False)
 class _BodyStream(httpx.AsyncByteStream):
-    def __init__(self, reply: Reply, request: httpx.Request) -> None:
-        self._reply = reply
-        self._request = request
+    _reply: Reply
+    _request: httpx.Request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await anyio.lowlevel.checkpoint()

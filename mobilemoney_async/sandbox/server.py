@@ -60,6 +60,7 @@ class CannotDropError(RuntimeError):
     """Fault that ends the connection without a whole answer, on an ASGI server that cannot do that."""
 
 
+@attrs.define(eq=False)
 class SandboxApp:
     """ASGI application of the sandbox: it answers API requests itself, and all others by the page.
 
@@ -68,9 +69,8 @@ class SandboxApp:
     ASGI server, a test's, the API answers under any name.
     """
 
-    def __init__(self, handle: Callable[[Request], Awaitable[Reply]], page: ASGIApp) -> None:
-        self._handle = handle
-        self._page = page
+    _handle: Callable[[Request], Awaitable[Reply]]
+    _page: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection scope. Raises `CannotDropError`, though never under `Sandbox.serve()`."""
