@@ -165,14 +165,11 @@ class Actions:
         """Set the receiver of callbacks and their mode, or send a forged one there."""
         url = form.get("url", "").strip() or None
         callbacks = self._sandbox.callbacks
-        if "forge" in form and url is None and callbacks.url is None:
-            raise Refused("Enter the URL of the receiver.", field="url")
-        mode = None if "forge" in form else one_of(form, "mode", *CallbackMode)
         try:
-            if mode is None:
+            if "forge" in form:
                 callbacks.forge(url)
             else:
-                callbacks.configure(url, mode)
+                callbacks.configure(url, one_of(form, "mode", *CallbackMode))
         except ValueError as exc:
             raise Refused("Enter a URL with http:// or https:// and a host.", field="url") from exc
 
