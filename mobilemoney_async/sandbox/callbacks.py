@@ -241,8 +241,8 @@ class CallbackSender:
 
     def _until_due(self) -> float:
         dues = [callback.due_at for callback in self._waiting[:1]]
-        if self._url is not None and (due := self._book.next_due()) is not None:
-            dues.append(due)
+        if self._url is not None:
+            dues.append(self._book.next_due())
         return max(_SHORTEST_PAUSE, min(map(self._clock.unscaled_until, dues), default=math.inf))
 
     def _follow(self, payment: Payment) -> None:

@@ -1,6 +1,7 @@
 """Payments: the book of all transactions, and the payment endpoints (`contract.md` sections 4.1 to 4.4)."""
 
 import heapq
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -113,19 +114,17 @@ class TransactionBook:
         """Return the ids of a merchant's transactions, in the order in which they were created."""
         return self._owned.get(merchant_id, ())
 
-    def next_due(self) -> float | None:
-        """Return the time of the next planned event, seconds since the sandbox's start; None for never."""
+    def next_due(self) -> float:
+        """Return the time of the next planned event, seconds since the sandbox's start; infinite for never."""
         while self._due and self._payments[self._due[0][2]].ended_at is not None:
-            heapq.heappop(self._due)  # decided before its planned event
-        return self._due[0][0] if self._due else None
+            heapq.heappop(self._due)  # decided before its planned event: it is final
+        return self._due[0][0] if self._due else math.inf
 
     def settle(self, now: float) -> None:
         """Let all events happen that are due by now."""
-        while self._due and self._due[0][0] <= now:
+        while self.next_due() <= now:
             due_at, _, transaction_id, event, reason = heapq.heappop(self._due)
-            # A payment that was decided earlier is final, and its state does not change any more.
-            if self._payments[transaction_id].ended_at is None:
-                self.apply(transaction_id, event, at=due_at, reason=reason)
+            self.apply(transaction_id, event, at=due_at, reason=reason)
 
     def apply(self, transaction_id: str, event: Event, *, at: float, reason: str | None = None) -> Payment:
         """Let an event happen to a transaction `at` seconds since the sandbox's start.

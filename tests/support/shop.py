@@ -128,7 +128,7 @@ class Shop:
             book.settle(now)
             while ended and ended[0][0] <= now + 1e-6:
                 hint(heapq.heappop(ended)[1])
-            due_at = min(book.next_due() or math.inf, ended[0][0] if ended else math.inf, now + 1)
+            due_at = min(book.next_due(), ended[0][0] if ended else math.inf, now + 1)
             await anyio.sleep(max(1e-3, due_at - now))
 
     def _figures(self, since: float, until: float) -> Figures:
