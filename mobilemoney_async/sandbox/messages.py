@@ -76,9 +76,9 @@ class Reply:
         return self.body[: len(self.body) // 2] if self.wire is Wire.TRUNCATED else self.body
 
 
-def answer(status: int = 200, /, **fields: Any) -> Reply:
+def answer(**fields: Any) -> Reply:
     """Return a JSON answer with these fields."""
-    return Reply(status=status, body=encode(fields))
+    return Reply(body=encode(fields))
 
 
 def payment_error(status: int, code: str, message: str, *, retry_after: int | None = None) -> Reply:
