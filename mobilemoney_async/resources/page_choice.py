@@ -11,6 +11,8 @@ import math
 from datetime import datetime
 from itertools import pairwise
 
+import attrs
+
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, TransactionPage
 
@@ -109,6 +111,7 @@ class FullListing:
         return following
 
 
+@attrs.define(eq=False)
 class PageSweep:
     """Search for known ids from the newest rows towards the oldest, while pages find more of them than lookups would.
 
@@ -119,13 +122,10 @@ class PageSweep:
         depth: The number of pages between the newest rows and the next page.
     """
 
-    __slots__ = ("_counted", "_found", "_is_past_the_end", "depth")
-
-    def __init__(self) -> None:
-        self.depth: int = 0
-        self._counted: int | None = None  # the pages at first: a page that is shown again and again counts no others
-        self._found: float | None = None  # on the latest pages, on average
-        self._is_past_the_end = False
+    depth: int = 0
+    _counted: int | None = None  # the pages at first: a page that is shown again and again counts no others
+    _found: float | None = None  # on the latest pages, on average
+    _is_past_the_end: bool = False
 
     def worth(self, wanted: int, pages: int | None) -> float:
         """Return the number of wanted ids that the next page is expected to show; 0 where lookups are the better way.
