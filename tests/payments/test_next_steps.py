@@ -16,6 +16,7 @@ NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 LATER = NOON + timedelta(minutes=10)
 CONFIRM = ("payments", "confirm-absent", "order 1", *NOTE)
 AGAIN = "A reason. Reconcile again {when}. If it stays so, ask the service."
+NOT_SHOWN = "Two listings have not shown it, explained transactions aside."
 ELSEWHERE = "Look on the service's dashboard, or ask the customer. If it does not exist, confirm that."
 
 
@@ -113,10 +114,14 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             "Its sender seems to have died. Look for it in the service's list.",
             (RECONCILE,),
         ),
-        (record(PaymentState.ABSENT), f"Two listings have not shown it. {ELSEWHERE}", (CONFIRM,)),
+        (
+            record(PaymentState.ABSENT),
+            f"{NOT_SHOWN} {ELSEWHERE}",
+            (CONFIRM,),
+        ),
         (
             record(PaymentState.ABSENT, type=TransactionType.DISBURSEMENT),
-            f"Two listings have not shown it. {ELSEWHERE.replace('customer', 'recipient')}",
+            f"{NOT_SHOWN} {ELSEWHERE.replace('customer', 'recipient')}",
             (CONFIRM,),
         ),
         (

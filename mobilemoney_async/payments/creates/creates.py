@@ -355,7 +355,7 @@ def _unknown(record: PaymentRecord, grace: float) -> OutcomeUnknown:
         said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to identify() the "
         said += "right one, or to explain() each that is no order of yours"
     elif record.state is PaymentState.ABSENT:
-        said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
+        said = "the list shows only transactions that were explained, or none: confirm_absent() lets it be sent again"
     elif record.reason is not None:
         settled_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
         said = f"the payment may or may not exist ({record.reason}): someone has to look, and to decide by identify() "

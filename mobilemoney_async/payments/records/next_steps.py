@@ -167,7 +167,8 @@ def _follow(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
 
 
 def _decide(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
-    return NextStep(f"Two listings have not shown it. {_look_elsewhere(record)}", (_confirm(record),))
+    said = "Two listings have not shown it, explained transactions aside."
+    return NextStep(f"{said} {_look_elsewhere(record)}", (_confirm(record),))
 
 
 def _send_again(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
