@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, MobileMoneyError, TransactionStatus, TransactionType
 from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.engine import timeline
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.database.schema import (
     batch_lines,
@@ -441,6 +442,7 @@ def _prepare(journal: Journal, group: str) -> None:
 
 def _follow(connection: sa.Connection, after: tuple[str, ...], call: Callable[[], object]) -> None:
     """Call after each read of a connection."""
+    timeline(connection)  # which each session reads once
 
     def follow(_: object, cursor: object, statement: str, *__: object) -> None:
         if statement.startswith(after):
