@@ -19,7 +19,7 @@ def callers_code() -> Iterator[None]:
     asyncio raises its `CancelledError` for that, too, and anyio would end the whole task group in silence. Here it
     becomes an `Exception`: the `CancelledError` of `concurrent.futures`. A cancellation of this task passes.
     """
-    import asyncio  # a program of trio's need not load it
+    import asyncio  # not with the package: a program that only imports it need not load that
 
     try:
         yield

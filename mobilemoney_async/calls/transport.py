@@ -173,6 +173,8 @@ class _TransportSender:
             body = httpx.ByteStream(b"") if content is None else _Body(content, flight)
             made = httpx.Request(method, self._base, headers=headers, stream=body, extensions=extensions)
             made.url = below(self._base, url, url.removeprefix(self._base_url))
+            if content is None:
+                made.read()  # else httpx-aiohttp would send an empty body, in chunks
             return made
         # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
         made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx

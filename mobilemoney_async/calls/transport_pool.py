@@ -22,7 +22,8 @@ from mobilemoney_async.values import HiddenText, missing_extra, refuse, url_shap
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 _PARSED = "_uri_reference"  # what httpx keeps of a URL; there is no public way to have it parsed later
-# Path and query in which httpx would quote nothing, and resolve no dots.
+# Path and query in which httpx would quote nothing, and resolve no dots; longer URLs are httpx's to refuse.
+_MOST_PLAIN = 8_000
 _PLAIN_TARGET = re.compile(r"(?:/[\w\-~%][\w\-~%.]*)+(?:\?[\w\-~%.=&]*)?", re.ASCII)
 
 
@@ -88,7 +89,7 @@ class _PlainURL(httpx.URL):
 
 def below(base: httpx.URL, url: str, target: str) -> httpx.URL:
     """Return a URL that consists of a base URL and a quoted target."""
-    if not _PLAIN_TARGET.fullmatch(target) or not hasattr(base, _PARSED):
+    if len(url) > _MOST_PLAIN or not _PLAIN_TARGET.fullmatch(target) or not hasattr(base, _PARSED):
         return httpx.URL(url)
     return _PlainURL(base, target)
 

@@ -419,7 +419,19 @@ async def test_by_each_wire_connections_are_used_again(way: str) -> None:
             await look_up(client)
     assert (len(server.requests), server.connections) == (6, 1)
     assert server.requests[0].body == b'{"phone_number":"+255780000789","amount":"1000"}'
-    assert server.requests[0].header("transfer-encoding") is None
+    framing = ("content-length", "transfer-encoding", "content-type")
+    assert [[request.header(name) for name in framing] for request in server.requests[:2]] == [
+        [str(len(server.requests[0].body)), None, "application/json"],
+        [None, None, None],
+    ]
+
+
+async def test_a_url_that_httpx_refuses_is_not_sent() -> None:
+    """It is longer than any server takes."""
+    async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(MobileMoneyError) as caught:
+            await client.request("POST", "/a", params={"q": "1" * 70_000})
+    assert (caught.value.outcome, server.requests) == ("not_sent", [])
 
 
 async def test_a_callers_login_and_cookies_do_not_replace_the_token() -> None:
