@@ -18,7 +18,8 @@ from mobilemoney_async.values import Secret, require_bearer, require_days, requi
 
 FILE_NAME = "mobilemoney.toml"
 
-_MAX_BYTES = 64 * 1024
+# A line's dots bound the parts of a dotted key: reading one of n parts takes tomllib n² steps.
+_MAX_BYTES, _MAX_DOTS = 64 * 1024, 100
 _SECRETS, _LIMITS = ("token", "password"), "disbursement_limits"
 _FILES = ("token_file", "password_file", "store_key_file")
 _STORE_OPTIONS = "store_options"
@@ -137,8 +138,9 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
 
 
 def _parse(path: Path, content: bytes) -> dict[str, Any]:
-    if len(content) > _MAX_BYTES:
-        raise InvalidRequest(f"{path}: too large for profiles: at most {_MAX_BYTES:,} bytes", argument="config")
+    if len(content) > _MAX_BYTES or any(line.count(b".") > _MAX_DOTS for line in content.split(b"\n")):
+        text = f"too large for profiles: at most {_MAX_BYTES:,} bytes, and {_MAX_DOTS} dots in a line"
+        raise InvalidRequest(f"{path}: {text}", argument="config")
     try:
         return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as exc:  # ValueError also for a number of too many digits

@@ -83,11 +83,13 @@ class TestHostileFiles:
             (f"{_SERVICE}timeout = 0x{'f' * 50_000}", "timeout must be seconds, more than 0, not "),
             (f"{_SERVICE}timeout = 1e999999", "timeout must be seconds, more than 0, not "),
             ("a" + ".a" * 100_000 + " = 1", "too large for profiles"),
-            ("#" * 65_537, "at most 65,536 bytes"),
+            ("a" + ".a" * 30_000 + " = 1", "at most 65,536 bytes, and 100 dots in a line"),
+            ("[" + "a." * 101 + "a]", "at most 65,536 bytes, and 100 dots in a line"),
+            ("#" * 65_537, "at most 65,536 bytes, and 100 dots in a line"),
             ("a" + ".a" * 100 + " = 1", "there is no such key"),
             ("a = 1\n" + "#" * 65_530, "there is no such key"),
         ],
-        ids=range(9),
+        ids=range(11),
     )
     def test_it_is_refused_in_one_line(self, folder: Path, text: str, said: str) -> None:
         """A file that is deep, long or with huge numbers is refused by name, before it takes long to read."""
