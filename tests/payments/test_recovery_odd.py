@@ -24,7 +24,7 @@ from mobilemoney_async import (
     StoreError,
     TransactionNotFound,
 )
-from mobilemoney_async.database.schema import payments
+from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
 from mobilemoney_async.payments.ownership import unclaimed as module
@@ -178,8 +178,10 @@ async def test_someone_who_has_compared_the_list_ends_a_comparison_that_no_machi
         await world.pay(other, new[2:])
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-async def test_a_word_that_someone_has_compared_counts_once_grace_is_over(world: World, is_whole: bool) -> None:
+@pytest.mark.parametrize(("is_whole", "is_backup_of_then"), [(True, False), (False, False), (False, True)])
+async def test_a_word_that_someone_has_compared_counts_once_grace_is_over(
+    world: World, is_whole: bool, is_backup_of_then: bool
+) -> None:
     """Earlier the list need not show what is lost, to anyone; and one that is whole by then needs no word."""
     orders = await sell(world, "disbursements", forgotten=1)
     (lost,) = world.made(orders[0].key)
@@ -187,7 +189,10 @@ async def test_a_word_that_someone_has_compared_counts_once_grace_is_over(world:
     if not is_whole:
         world.service.list = ListBehaviour(hide=lambda each: each.id == lost, total_count=lambda count: count + 1)
     async with world.client() as client:
-        await client.payments.restored(note="Asha: backup of noon")
+        if is_backup_of_then:  # taken while a comparison was to be repeated
+            edit(world.url, accounts.update().values(went_backwards=True, again_at=world.utcnow() - timedelta(days=1)))
+        else:
+            await client.payments.restored(note="Asha: backup of noon")
         for seconds in (5, GRACE / 4, GRACE / 4):
             await anyio.sleep(seconds)
             with pytest.raises(StoreError):

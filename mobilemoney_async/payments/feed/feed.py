@@ -334,7 +334,7 @@ class ConsumerReader:
 
         def run(table: ConsumerTable) -> T:
             if (name := name_at(table.journal, cursor)) is None:
-                said = f"the store was restored: it does not have the change that consumer {self._name!r} has handled"
+                said = f"the store was restored: it does not have the change that consumer {self._name!r} had"
                 raise StoreError(said, outcome="not_sent")
             return work(table, name)
 

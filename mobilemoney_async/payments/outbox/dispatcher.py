@@ -246,7 +246,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         now = anyio.current_time()
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-        tried = {each.type for each, _ in self._sending.values() if each.type in self._obstacles}  # one at a time
+        tried = {each.type for each, _ in self._sending.values() if self._unknown[each.type] >= _UNKNOWN}
         types = [each for each in TransactionType if each not in tried and not self._obstacles.blocks(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:

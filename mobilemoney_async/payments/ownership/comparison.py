@@ -115,6 +115,14 @@ class AccountFacts:
         """Return whether a life goes on; one that lasts into the future is of a clock that was wrong."""
         return self.life_until is not None and abs(now - self.life_until) < CONTACT
 
+    def settles_at(self, now: datetime, grace: timedelta) -> datetime:
+        """Return when a list must show all that is lost: `grace` after it was first tried.
+
+        While none is due, a time that has passed is of an earlier comparison, which a backup has brought back.
+        """
+        known = self.again_at
+        return now + grace if known is None or (known <= now and self.due_since is None) else known
+
     def has_others(self, now: datetime) -> bool:
         """Return whether other systems of the merchant's pay too."""
         return self.others_until is not None and now < self.others_until

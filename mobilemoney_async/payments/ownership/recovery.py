@@ -176,14 +176,16 @@ class Recovery:
         await self._store.write(lambda journal: word(journal.connection), share_key="")
 
     async def _end_comparison(self, note: str) -> None:
-        if not self._waits(await self.binding.read()):
+        facts = await self.binding.read()
+        if not (facts.went_backwards or is_comparison_due(facts, self._pipeline.utcnow())):
             raise wait("needs no comparison with the service, and nothing was noted")
         with suppress(MobileMoneyError):  # it may never be readable
             await self.compare()
         facts, now = await self.binding.read(), self._pipeline.utcnow()
-        if not self._waits(facts):  # the list is whole by now
+        if not (facts.went_backwards or is_comparison_due(facts, now)):  # the list is whole by now
+            await self.binding.save(note=printable(note))
             return
-        settles_at = facts.again_at or now + self._grace
+        settles_at = facts.settles_at(now, self._grace)
         if now < settles_at:
             await self.binding.save(again_at=settles_at)
             raise wait(f"was not noted as compared: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC")
@@ -191,10 +193,6 @@ class Recovery:
         lost = due.lost_time(clock) if due.went_backwards else None
         if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
             raise wait(f"was not noted as compared: {_SAID_SINCE}")
-
-    def _waits(self, facts: AccountFacts) -> bool:
-        """Return whether disbursements wait for a comparison."""
-        return bool(facts.went_backwards) or is_comparison_due(facts, self._pipeline.utcnow())
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -408,7 +406,7 @@ class Recovery:
             values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": facts.timeline_now}
             values["went_backwards"] = due.went_backwards and again_at is not None
         else:  # from when on someone may say that they have compared it
-            values["again_at"] = facts.again_at or due.since + self._grace
+            values["again_at"] = facts.settles_at(due.since, self._grace)
 
         def record(journal: Journal) -> int | None:
             if journal.lock_account().due_since != due.since:
