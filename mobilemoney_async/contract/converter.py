@@ -377,3 +377,10 @@ masked: DataConverter = _make_writer(mask=True)
 
 answers: DataConverter = _add_readers(DataConverter(), is_answer=True)
 """Reads answers of the service, which may mask phone numbers too, and what the store keeps of them; writes nothing."""
+
+
+def field_reader(cl: Any, name: str) -> Callable[[Any], Any]:
+    """Return a function that reads one field of an answer as `answers` does, or raises `ValueError`."""
+    field = next(each for each in _fields(cl) if each.name == name)
+    hook = _answer_hook(cl, field, answers)
+    return lambda value: hook(value, field.type)

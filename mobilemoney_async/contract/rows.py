@@ -1,15 +1,47 @@
-"""Pages of the list, read row by row. Imported when first needed: few pages need it."""
+"""Pages of the list that break the contract, read by field or by row. Imported when first needed: few pages need it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from mobilemoney_async.contract.converter import answers
-from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
+import msgspec
+
+from mobilemoney_async.contract.converter import answers, field_reader
+from mobilemoney_async.contract.models import Fees, PageAnswer, RowsAnswer, Settlement, Transaction, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
 
 # In place of the position of a page, and of the length of the list, where it does not show them.
 _UNKNOWN = {"current_page": 0, "per_page": 0, "total_pages": -1, "total_count": -1}
+
+# The field of a row that msgspec refuses, as its error names it.
+_PLACE = re.compile(r"at `\$\.transactions\[\d+\]\.(?:(fees|settlement)\.)?(\w+)`\Z")
+_PARTS = {"fees": Fees, "settlement": Settlement}
+
+
+def repair_page(plain: Any) -> tuple[PageAnswer, set[str]] | None:
+    """Return plain JSON values as a page, and the names of the fields that the converter has read in each row.
+
+    Those are the fields that msgspec refuses. None if that is not enough: the values may be changed then.
+    """
+    repaired = set[str]()
+    while True:
+        try:
+            return msgspec.convert(plain, PageAnswer), repaired
+        except msgspec.ValidationError as exc:
+            place = _PLACE.search(str(exc))
+        if place is None or place[2] in repaired:
+            return None
+        part, name = place.groups()
+        repaired.add(name)
+        read = field_reader(_PARTS[part] if part else Transaction, name)
+        for row in plain["transactions"]:
+            holder = row.get(part) if part and isinstance(row, dict) else row
+            if isinstance(holder, dict) and name in holder:
+                try:
+                    holder[name] = read(holder[name])
+                except ValueError:
+                    return None
 
 
 def structure_page(plain: Any) -> RowsAnswer:
