@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -19,11 +20,12 @@ def callers_code() -> Iterator[None]:
     asyncio raises its `CancelledError` for that, too, and anyio would end the whole task group in silence. Here it
     becomes an `Exception`: the `CancelledError` of `concurrent.futures`. A cancellation of this task passes.
     """
-    import asyncio  # not with the package: a program that only imports it need not load that
-
     try:
         yield
-    except asyncio.CancelledError as exc:
+    except BaseException as exc:
+        asyncio = sys.modules.get("asyncio")  # a program on trio need not load it
+        if asyncio is None or not isinstance(exc, asyncio.CancelledError):
+            raise
         with suppress(RuntimeError):  # no event loop of asyncio's here: nothing of it is cancelled
             task = asyncio.current_task()
             if task is not None and task.cancelling() > 0:
