@@ -136,7 +136,21 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     import aiohttp
     from httpx_aiohttp import AiohttpTransport
 
+    class UnaskedError(aiohttp.ClientConnectionError):
+        """Connection on which an answer came that nobody has asked for: aiohttp takes it for that to the request."""
+
+    class Request(aiohttp.ClientRequest):
+        async def send(self, conn: Any) -> aiohttp.ClientResponse:
+            if conn.protocol.should_close:
+                raise UnaskedError  # which closes it; nothing was sent
+            return await super().send(conn)
+
     async def send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        while True:  # until there is a connection that is new, or on which nothing has come
+            with suppress(UnaskedError):
+                return await send(request, handler)
+
+    async def send(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         # aiohttp sends a GET, PUT or DELETE again when a used connection breaks: past the limiter, and a PUT may be
         # money. It does so for these two errors only, so they leave here as a third one.
         try:
@@ -150,7 +164,9 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
         connector = aiohttp.TCPConnector(
             ssl=verify, limit=_LIMITS.max_connections or 0, keepalive_timeout=_LIMITS.keepalive_expiry or 0
         )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), middlewares=(send_once,))
+        return aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), middlewares=(send_once,), request_class=Request
+        )
 
     return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
 
