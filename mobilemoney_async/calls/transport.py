@@ -388,7 +388,7 @@ def _holds_more(response: httpx.Response) -> bool:
     """Return whether more came with an answer, which httpcore would take for that to the next request.
 
     An error names no payment: one answer too many could refuse the next create, or have it sent again. Where it comes
-    later, httpcore itself closes the connection; aiohttp does so in either case.
+    later, httpcore itself closes the connection; of aiohttp's, `transport_pool` has those closed.
     """
     if response.extensions.get("http_version") == b"HTTP/2":
         return False
@@ -396,8 +396,8 @@ def _holds_more(response: httpx.Response) -> bool:
     with suppress(Exception):  # no TLS, or, as it should be, nothing to read
         if network not in _ssl_objects:  # anyio asks the socket for much more, whatever it is asked for
             _ssl_objects[network] = network.get_extra_info("ssl_object")
-        _ssl_objects[network].read(1)
-        return True
+        if _ssl_objects[network].read(1):  # nothing is read where the server has ended the connection
+            return True
     stream: Any = response.stream
     for _ in range(4):  # one around the other, the last of them httpcore's; there is no public way to its parser
         stream = getattr(stream, "_httpcore_stream", None) or getattr(stream, "_stream", stream)

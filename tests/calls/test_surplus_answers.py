@@ -15,7 +15,7 @@ import attrs
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
+from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, PermissionDenied, RetryPolicy, UnexpectedResponse
 from mobilemoney_async.calls import transport, transport_pool
 from tests.calls.ways import WAYS, connect
 from tests.contract import samples
@@ -174,6 +174,17 @@ async def test_a_surplus_answer_is_none_to_a_create(way: str, more: Response) ->
         assert server.connections == 2
 
 
+async def read_request(receive: Callable[[], Awaitable[bytes]]) -> tuple[str, bytes]:
+    """Return the method and the body of the next request."""
+    got = b""
+    while not (head := re.match(rb"(\w+) (?s:.*?)\r\n\r\n", got)):
+        got += await receive()
+    length = re.search(rb"(?i)content-length: (\d+)", head[0])
+    while len(got) < head.end() + int(length[1] if length else 0):
+        got += await receive()
+    return head[1].decode(), got[head.end() :]
+
+
 class TLSConversation:
     """Server's end of a connection over TLS, which chooses the records of a segment."""
 
@@ -188,19 +199,19 @@ class TLSConversation:
 
     async def read(self) -> tuple[str, bytes]:
         """Return the method and the body of the next request."""
-        got = b""
-        while not (head := re.match(rb"(\w+) (?s:.*?)\r\n\r\n", got)):
-            got += await self._read()
-        length = re.search(rb"(?i)content-length: (\d+)", head[0])
-        while len(got) < head.end() + int(length[1] if length else 0):
-            got += await self._read()
-        return head[1].decode(), got[head.end() :]
+        return await read_request(self._read)
 
     async def send(self, *pieces: bytes) -> None:
-        """Send pieces in one segment, each in a record of its own."""
+        """Send pieces in one segment, each in a record of its own; an empty one ends the connection in it."""
         for piece in pieces:
-            self._tls.write(piece)
+            if piece:
+                self._tls.write(piece)
+            else:
+                with suppress(ssl.SSLWantReadError):
+                    self._tls.unwrap()
         await self._stream.send(self._outgoing.read())
+        if not all(pieces):
+            raise anyio.EndOfStream
 
     async def _read(self) -> bytes:
         piece: bytes = await self._wait_for(partial(self._tls.read, 65_536))
@@ -256,6 +267,61 @@ async def test_a_surplus_answer_in_a_record_of_its_own(
         await client.transactions.get("tx-0")
         await client.collections.create(phone_number=PHONE_NUMBER, amount=900)
     assert methods == ["GET", "POST"]
+
+
+async def test_the_end_of_a_connection_is_no_surplus_answer(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may end TLS right behind its answer: a refusal is certain all the same, and a limit waited for."""
+    asked: list[str] = []
+
+    def answer(method: str, body: bytes) -> Sequence[bytes]:
+        asked.append(method)
+        reply = refusal("RATE_LIMIT_EXCEEDED", 429) if len(asked) == 1 else refusal("insufficient_permissions", 403)
+        return [attrs.evolve(reply, headers={**reply.headers, "Connection": "close"}).to_bytes(), b""]
+
+    file = certificate(tmp_path, days=30)
+    trusting = ssl.create_default_context(cafile=str(file))
+    monkeypatch.setattr(transport_pool, "ssl_context", lambda: trusting)
+    async with (
+        serve_tls(file, answer) as base_url,
+        connect(way, base_url, retry=RetryPolicy(first_delay=0)) as client,
+    ):
+        with pytest.raises(PermissionDenied) as caught:
+            await client.disbursements.create(phone_number=PHONE_NUMBER, amount=900)
+    assert caught.value.is_certain
+    assert asked == ["POST", "POST"]
+
+
+async def test_an_answer_that_nobody_asked_for_is_none_to_the_next_create(way: str) -> None:
+    """It comes on the idle connection, which is then closed."""
+    made: list[Any] = []
+
+    async def converse(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    _, body = await read_request(stream.receive)
+                    made.append(json.loads(body))
+                    await stream.send(Response.json(samples.acknowledgement(**made[-1])).to_bytes())
+                    if len(made) == 1:
+                        await answered.wait()
+                        await stream.send(refusal("RATE_LIMIT_EXCEEDED", 429).to_bytes())
+                        surplus_sent.set()
+
+    answered, surplus_sent = anyio.Event(), anyio.Event()
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, converse)
+        base_url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
+        async with connect(way, base_url, retry=RetryPolicy(first_delay=0)) as client:
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=900)
+            answered.set()
+            await surplus_sent.wait()
+            await anyio.wait_all_tasks_blocked()
+            again = await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+            assert again.amount == 1000
+        tasks.cancel_scope.cancel()
+    assert [each["amount"] for each in made] == ["900", "1000"]
 
 
 async def test_a_surplus_acknowledgement_settles_no_order(way: str) -> None:
