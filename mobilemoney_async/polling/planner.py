@@ -207,6 +207,8 @@ class Planner:
             payment = self._payments.get(sent.request.transaction_id)
             if payment is not None:
                 payment.failures += 1
+                if payment.place is None and self._list.is_known:  # it may be in the list by now
+                    self._payments.places.move(payment, self._list.length(now))
                 if is_unreadable and payment.failures > 1 and not self._backoff.is_on:
                     self._schedule.put_off(payment, now)  # this payment cannot be read: others can
                     return

@@ -339,6 +339,18 @@ async def test_a_fault_delays_and_loses_nothing(sandbox: Sandbox, fault: str) ->
         assert outcome.transaction.status == str(sandbox.transactions[outcome.transaction_id].status)
 
 
+@pytest.mark.parametrize("lag", [2.0, 60.0])
+async def test_a_list_that_is_late_serves_while_no_lookup_does(lag: float) -> None:
+    """A payment that the first pages do not show is looked for in the list again."""
+    sandbox = Sandbox(choices=Choices(list_lag=lag))
+    sandbox.script(faults.server_error(processed=False), on="transaction", probability=1.0)
+    async with sandbox.client() as client, client.poller() as poller:
+        poller.track(await pay(client))
+        with anyio.fail_after(300):
+            outcomes = [outcome async for outcome in poller.outcomes()]
+    assert [each.transaction is not None for each in outcomes] == [True]
+
+
 async def test_an_outage_is_outlasted(sandbox: Sandbox, client: AsyncClient, poller: Poller) -> None:
     """After an hour in which nothing works, few requests have been wasted, and the payments come out."""
     for _ in range(3):
