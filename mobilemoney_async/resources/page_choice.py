@@ -67,9 +67,9 @@ class FullListing:
             # Where there is a second page the first is full: its length is the page size, whatever limit we asked for.
             self._size = max(1, length)
         else:
-            self._arrived += max(0, total - self._total)
-            left = max(0, self._total - total)
-            self._beyond = (self._beyond[0], self._beyond[1] - left)
+            arrived, left = max(0, total - self._total), max(0, self._total - total)
+            self._arrived += arrived
+            self._beyond = (self._beyond[0] + arrived, self._beyond[1] - left)  # at whichever end they came or left
             self._covered = max(0, self._covered - left)
         assert self.page is not None
         # A total that is less than the page itself shows is none.

@@ -117,6 +117,37 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
 @pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
 @settings(max_examples=examples(200))
+def test_rows_that_come_and_go_by_turns_take_none_with_them(
+    newest_first: bool, size: int, length: int, data: st.DataObject
+) -> None:
+    """Between two pages rows arrive or leave, not both: what was there and stays is shown."""
+    turns = st.integers(min_value=0, max_value=9) | st.sets(st.integers(min_value=0, max_value=40))
+    check_turns(newest_first, size, length, data.draw(st.lists(turns, max_size=20)))
+
+
+@pytest.mark.parametrize("turns", [[{6}, 1], [{0, 7}, 1], [{2, 5}, 2, {1}, 1]])
+def test_rows_that_arrive_after_others_have_left_move_what_was_read_ahead(turns: list[int | set[int]]) -> None:
+    check_turns(newest_first=True, size=2, length=8, turns=turns)
+
+
+def check_turns(newest_first: bool, size: int, length: int, turns: list[int | set[int]]) -> None:
+    model, left = List(newest_first, size, [*range(length)]), iter(turns)
+
+    def change(_: int) -> None:
+        turn = next(left, 0)
+        if isinstance(turn, int):
+            model.arrive(turn)
+        else:
+            model.leave(turn)
+
+    shown, _ = list_all(model.page, change)
+    assert len(set(shown)) == len(shown)
+    assert {f"t-{number}" for number in model.rows if number < length} <= set(shown)
+
+
+@pytest.mark.slow
+@given(st.booleans(), sizes, lengths, st.data())
+@settings(max_examples=examples(200))
 def test_any_change_leaves_each_row_at_most_once_and_an_end(
     newest_first: bool, size: int, length: int, data: st.DataObject
 ) -> None:
