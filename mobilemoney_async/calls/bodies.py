@@ -1,19 +1,31 @@
-"""Bodies of answers: read to a limit, and decompressed to it."""
+"""Bodies of answers: read to a limit, decompressed to it, and without the secrets of their requests."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+import attrs
 
 from mobilemoney_async.contract.codec import Content
-from mobilemoney_async.errors import ConnectionFailed
+from mobilemoney_async.contract.endpoints import Endpoint
+from mobilemoney_async.contract.error_mapping import Answer, read_answer
+from mobilemoney_async.contract.side_fields import forget_unsaid
+from mobilemoney_async.errors import ConnectionFailed, MobileMoneyError
+from mobilemoney_async.redaction import names_secret
+from mobilemoney_async.values import Secret
+
+T = TypeVar("T")
 
 # Bytes of a body, compressed and decompressed: a page of 100 transactions has 50 kB.
 _BODY_LIMIT = 1024 * 1024
 # `wbits` of zlib. By "deflate" some servers mean zlib's format and some the bare one.
 _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
 _TOO_LARGE = "the answer is larger than any answer of the contract"
+# Shorter ones may be words of an error's code: a token, of a test say, and a secret of a request.
+_TOKEN_LENGTH, _SECRET_LENGTH = 12, 4
 
 
 async def read_body(response: Any) -> Content:
@@ -49,3 +61,38 @@ def _decompress(raw: bytearray, formats: tuple[int, ...]) -> bytes:
             if decompressor.eof and not decompressor.unused_data:
                 return body
     raise ConnectionFailed("the answer cannot be decompressed")
+
+
+def read_value(endpoint: Endpoint[T], answer: Answer, token: Secret | None, content: bytes | None) -> T:
+    """Return the value that an answer holds, as `read_answer`; an error quotes no secret of its request.
+
+    Args:
+        endpoint: The endpoint.
+        answer: The answer.
+        token: The token of the request, or None.
+        content: The body of the request, or None.
+    """
+    if answer.status_code < 300:
+        with suppress(MobileMoneyError):  # raised below
+            return read_answer(endpoint, answer)
+    try:
+        return read_answer(endpoint, _without_secrets(token, content, answer))
+    finally:
+        forget_unsaid()  # it is no answer whose fields may be missing
+
+
+def _without_secrets(token: Secret | None, content: bytes | None, answer: Answer) -> Answer:
+    body = answer.body
+    if token is not None and len(token.reveal()) >= _TOKEN_LENGTH:
+        body = body.replace(token.reveal().encode(), b"[redacted]")
+    for name, value in _fields(content):
+        if isinstance(value, str) and len(value) >= _SECRET_LENGTH and names_secret(name):
+            for quoted in (value, json.dumps(value)[1:-1]):
+                body = body.replace(quoted.encode(errors="replace"), b"[redacted]")
+    return attrs.evolve(answer, body=body)
+
+
+def _fields(content: bytes | None) -> Any:
+    with suppress(ValueError, AttributeError):
+        return json.loads(content or b"{}").items()
+    return ()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import attrs
 
+from mobilemoney_async.calls.bodies import read_value
 from mobilemoney_async.calls.collaborators import Admission, AnswerFacts, AttemptRecorder, Claim, RowObserver
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
@@ -24,7 +25,7 @@ from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
-from mobilemoney_async.contract.error_mapping import Answer, read_answer
+from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, TransactionAnswer
 from mobilemoney_async.contract.side_fields import take_unsaid
 from mobilemoney_async.errors import (
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
-
-# A shorter token, of a test say, may be a word of an error's code.
-_SECRET_LENGTH = 12
 
 T = TypeVar("T")
 
@@ -415,19 +413,12 @@ class Pipeline:
         return result
 
 
-def _without(token: Secret | None, answer: Answer) -> Answer:
-    """Return an answer without the token of its request, which one that is no success may quote in its text."""
-    if token is None or len(token.reveal()) < _SECRET_LENGTH or answer.status_code < 300:
-        return answer
-    return attrs.evolve(answer, body=answer.body.replace(token.reveal().encode(), b"[redacted]"))
-
-
 def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
     """Return the value of an answer, and note in `flight` whether it may be that to another request."""
     if call.facts is not None:
         call.facts.date = answer.date
     try:
-        value = read_answer(call.endpoint, _without(call.token, answer))
+        value = read_value(call.endpoint, answer, call.token, call.content)
         for said in take_unsaid():
             logger.warning(said)
     except UnexpectedResponse:

@@ -23,7 +23,7 @@ ANSWERS: dict[Any, SideFields] = {}
 
 # Fields of the contract with the kinds of value below: a service cannot fill our memory.
 _noted: set[tuple[str, str, str]] = set()
-_unsaid: list[str] = []
+_unsaid: list[tuple[str, str, str]] = []
 
 
 def note(owner: str, field: str, value: object) -> None:
@@ -31,15 +31,21 @@ def note(owner: str, field: str, value: object) -> None:
     noted = (owner, field, _kind_of(value))
     if noted not in _noted:
         _noted.add(noted)
-        said = "{}.{} cannot be read in an answer of the service, and counts as missing: it is {}"
-        _unsaid.append(said.format(*noted))
+        _unsaid.append(noted)
+
+
+def forget_unsaid() -> None:
+    """Forget the notes that the log does not have yet: what was read is no such answer."""
+    _noted.difference_update(_unsaid)
+    _unsaid.clear()
 
 
 def take_unsaid() -> list[str]:
     """Return the sentences that the log does not have yet. None of them shows a value."""
     if not _unsaid:
         return []
-    taken = list(_unsaid)
+    said = "{}.{} cannot be read in an answer of the service, and counts as missing: it is {}"
+    taken = [said.format(*noted) for noted in _unsaid]
     _unsaid.clear()
     return taken
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -530,6 +530,34 @@ async def test_an_error_that_quotes_the_request_shows_no_token(way: str, token: 
             await client.collections.create(PHONE_NUMBER, 1000)
     assert "[redacted]" in str(caught.value)
     assert token not in "".join(traceback.format_exception(caught.value))
+
+
+SECRETIVE: dict[str, Callable[[AsyncClient, str], Awaitable[object]]] = {
+    "login": lambda c, secret: c.users.login("a@b.example", secret),
+    "one-time password": lambda c, secret: c.users.verify_otp(PHONE_NUMBER, secret),
+    "new password": lambda c, secret: c.users.reset_password("a@b.example", "reset-token-1", secret),
+    "lookup": lambda c, _: c.transactions.get("tx-1"),
+}
+
+
+@pytest.mark.parametrize("status", [200, 422])
+@pytest.mark.parametrize("secret", ["482913", 'hunter "2" hörse'])
+@pytest.mark.parametrize("name", SECRETIVE)
+async def test_an_error_that_quotes_the_request_shows_no_secret(name: str, secret: str, status: int) -> None:
+    """Wherever it stands in the error, and a token under HTTP 200 too."""
+    token = "correct-horse-battery"
+
+    async def echo(request: Request) -> Response:
+        await request.read()
+        quoted = [*(request.json() if request.method == "POST" else {}).values(), request.header("authorization")]
+        error = {"success": False, "error": "odd", "message": f"wrong: {quoted[-2:]}", "all": quoted}
+        return Response.json(error, status)
+
+    async with serve(echo) as server, make_client(base_url=server.base_url, auth=token) as client:
+        with pytest.raises(APIError) as caught:
+            await SECRETIVE[name](client, secret)
+    shown = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
+    assert not [each for each in (secret, repr(secret), "reset-token-1", token) if each in shown]
 
 
 async def test_the_request_is_framed_once() -> None:

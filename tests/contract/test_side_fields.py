@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobilemoney_async import Acknowledgement, LoginResult, Transaction
+from mobilemoney_async import Acknowledgement, LoginResult, OutcomeUnknown, Transaction
 from mobilemoney_async.contract import side_fields
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.endpoints import read_rows
@@ -17,7 +17,9 @@ from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
 from mobilemoney_async.contract.plain import DecodeError
 from tests.contract import samples
 from tests.contract.samples import to_bytes
+from tests.support.fakes import acknowledgement, make_client, pay, replies
 from tests.support.scale import examples
+from tests.support.server import Response, serve
 
 CORE = {"id", "type", "amount", "currency", "phone_number", "status"}
 SIDE = sorted({each.name for each in attrs.fields(Transaction)} - CORE)
@@ -163,6 +165,17 @@ def test_a_part_that_is_null_is_said_too() -> None:
     row = samples.settled(settlement={**samples.settled()["settlement"], "settled_at": None})
     reader(PageAnswer)(to_bytes(samples.page(row)))
     assert [each.partition(" ")[0] for each in side_fields.take_unsaid()] == ["Settlement.settled_at"]
+
+
+async def test_an_error_lacks_no_field_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Of an acknowledgement that there is none of, nothing is said to be missing."""
+    said = {"status": "error", "error_code": "X", "message": "no"}
+    steps = replies(Response.json(said), acknowledgement())
+    async with serve(steps) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(OutcomeUnknown):
+            await pay(client)
+        await pay(client)
+    assert not [each for each in caplog.messages if "counts as missing" in each]
 
 
 def test_what_the_contract_shows_only_sometimes_is_missing_without_a_word() -> None:
