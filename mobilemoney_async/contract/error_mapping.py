@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import attrs
@@ -120,7 +121,7 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
     is_status_enough = not says_success and endpoint.effect is Effect.MONEY and answer.status_code in _REFUSALS
     code = _text(body, "error_code") or _text(body, "error")
     if not (_is_error(body) or is_status_enough or (code and is_code_enough)):
-        return _unreadable(endpoint, answer, broken)
+        return _unreadable(endpoint, answer, broken, may_be_made=_names_transaction(body))
     return _api_error(endpoint, answer, body, code)
 
 
@@ -175,10 +176,13 @@ def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[A
     return {403: PermissionDenied, 429: RateLimitExceeded}.get(status, APIError)
 
 
-def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
+def _unreadable(
+    endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None, *, may_be_made: bool = False
+) -> MobileMoneyError:
     if answer.status_code >= 500:
         return _server_error(answer, None, None)
-    if answer.status_code == 401 and endpoint.bearer and endpoint.effect is not Effect.SESSION:
+    is_session, is_payment = endpoint.effect is Effect.SESSION, endpoint.effect is Effect.MONEY and may_be_made
+    if answer.status_code == 401 and endpoint.bearer and not (is_session or is_payment):
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
     if answer.status_code == 429 and endpoint.effect is Effect.READ:  # a proxy's: it asks to wait all the same
@@ -226,4 +230,4 @@ def _seconds(value: Any) -> float | None:
     """Return a plausible retry_after, or None. The contract has an integer; a header is text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
-    return float(value) if type(value) is int and 0 <= value < 10**9 else None
+    return float(value) if type(value) in {int, Decimal} and 0 <= value < 10**9 else None

@@ -300,6 +300,10 @@ class TestNoCode:
         assert (create.status_code, read.status_code) == (401, 401)
         assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
 
+    def test_an_acknowledgement_under_401_refuses_nothing(self) -> None:
+        """The payment that it names may be made."""
+        assert refused(CREATE_COLLECTION, answer(samples.acknowledgement(), 401)).outcome == "unknown"
+
 
 HTML = b"<html><body>\n <h1>Bad Gateway</h1></body></html>"
 UNUSABLE = {
