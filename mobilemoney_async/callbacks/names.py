@@ -41,8 +41,9 @@ def candidates(body: bytes) -> tuple[str, ...]:
         At most `MAX_CANDIDATES` different ones, of 1 to 200 characters each, all of which can be encoded.
     """
     text = body[:MAX_BODY].decode("utf-8-sig", errors="replace")
-    # Of a long field name the beginning: a thousand values may be below it, each of which looks at it.
-    values = sorted(_values(text), key=lambda found: _NAMES_A_PAYMENT.search(found[0], 0, _NAME_LENGTH) is None)
+    values = list(_values(text))
+    likely = {field for field in {field for field, _ in values} if _NAMES_A_PAYMENT.search(field, 0, _NAME_LENGTH)}
+    values.sort(key=lambda found: found[0] not in likely)
     words = (match[0] for match in islice(_WORD.finditer(text), 2 * MAX_CANDIDATES))
     names = (name.strip() for name in chain((value for _, value in values), words))
     return tuple(islice(dict.fromkeys(filter(_is_usable, names)), MAX_CANDIDATES))

@@ -58,6 +58,9 @@ _BY_NAME = {
     "PoolTimeout": "no connection was free in time",
     "BrokenResourceError": "the connection was closed while it began",
     "EndOfStream": "the connection was closed while it began",
+    "RemoteProtocolError": "the connection was closed while it began, or it is no HTTP",
+    "BadStatusLine": "the answer is no HTTP",
+    "ServerDisconnectedError": "the connection was closed while it began",
     "ClientConnectionResetError": "the connection was closed while it began",
 }
 

@@ -37,6 +37,9 @@ class Fault:
     choices: Mapping[str, Any] = attrs.field(factory=dict)
     latency: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
 
+    def __attrs_post_init__(self) -> None:
+        Choices(**self.choices)  # which refuses a choice that is none
+
 
 def latency(seconds: float) -> Fault:
     """Delay the answer by these seconds at speed 1; the request itself is processed on arrival."""

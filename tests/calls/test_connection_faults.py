@@ -111,3 +111,8 @@ async def test_a_proxy_that_is_away_or_refuses(transport: Any, monkeypatch: pyte
             f"cannot connect to pay.example through the proxy 127.0.0.1:{port}: the proxy answered 407; nothing was "
             "sent (2 attempts)"
         )
+    async with serve(None, lambda: b"hello\r\n\r\n") as port:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{user}127.0.0.1:{port}")
+        said = await fault("https://pay.example/v1", transport)
+        assert said.startswith(f"cannot connect to pay.example through the proxy 127.0.0.1:{port}: the ")
+        assert "no HTTP" in said

@@ -112,6 +112,8 @@ def test_the_order_and_lag_of_the_list_can_be_switched_for_a_while(service: Serv
     assert service.list().json["transactions"] == normal[::-1]
     assert service.list().json["transactions"] == []
     assert service.list().json["transactions"] == normal
+    with pytest.raises(ValueError, match="list_order"):
+        faults.list_order("by amount")  # type: ignore[arg-type]
 
 
 def test_latency_adds_up_and_shrinks_with_speed() -> None:
