@@ -1,4 +1,4 @@
-"""Tasks that wait for each other: a signal, a leader among those that wait, a task group that keeps its error."""
+"""Tasks that wait: a signal, values and the time of an event loop, a task group that keeps its error."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import logging
 import math
 import sys
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import anyio.abc
-import attrs
 from anyio.lowlevel import current_token
 
 if TYPE_CHECKING:
@@ -41,59 +40,6 @@ class Signal:
             return
         with anyio.CancelScope(deadline=until):
             await event.wait()
-
-
-@attrs.define(eq=False)
-class Waiter:
-    """Task that waits until a leader has done something for it.
-
-    Attributes:
-        is_done: Whether that is done.
-        turn: Wakes the task: it is done, or is to lead.
-    """
-
-    is_done: bool = attrs.field(default=False, init=False)
-    turn: Signal = attrs.field(factory=Signal, init=False)
-
-    def finish(self) -> None:
-        """Note that it is done, and wake the task."""
-        self.is_done = True
-        self.turn.send()
-
-
-W = TypeVar("W", bound=Waiter)
-
-
-class Leader(Generic[W]):
-    """Leader among the tasks that wait: it works for all of them, and when it leaves, the next one leads.
-
-    Attributes:
-        waiting: The tasks that wait, first come first.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[W, None] = {}
-        self._is_led = False
-
-    async def wait(self, waiter: W, lead: Callable[[], Awaitable[object]]) -> None:
-        """Wait until a task is done; without a leader, run `lead`, which works for all that wait and wakes them."""
-        self.waiting[waiter] = None
-        try:
-            while not waiter.is_done:
-                if self._is_led:
-                    await waiter.turn.wait()
-                    continue
-                self._is_led = True
-                try:
-                    await lead()
-                finally:
-                    self._is_led = False
-        finally:
-            del self.waiting[waiter]
-            # Also if this one was to lead next, and was cancelled in between.
-            follower = next((each for each in self.waiting if not each.is_done), None)
-            if follower is not None and not self._is_led:
-                follower.turn.send()
 
 
 V = TypeVar("V")

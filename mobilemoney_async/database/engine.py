@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import SETBACK, WallClock
 from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections, database_failure
-from mobilemoney_async.database.group import Work, run_in_group
+from mobilemoney_async.database.group import Leader, Work, run_in_group
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
@@ -38,7 +38,7 @@ from mobilemoney_async.database.url import (
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import Leader, PerLoop, loop_time
+from mobilemoney_async.waiting import PerLoop, loop_time
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

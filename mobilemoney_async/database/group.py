@@ -7,7 +7,7 @@ transaction.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import Leader, Waiter
+from mobilemoney_async.waiting import Signal
 
 T = TypeVar("T")
 
@@ -32,6 +32,59 @@ MOST_TOGETHER = 32
 
 # While others may wait for its locks, a shared transaction does not wait for theirs.
 _SHORT_PATIENCE = sa.text("SET LOCAL lock_timeout = 50")
+
+
+@attrs.define(eq=False)
+class Waiter:
+    """Task that waits until a leader has done something for it.
+
+    Attributes:
+        is_done: Whether that is done.
+        turn: Wakes the task: it is done, or is to lead.
+    """
+
+    is_done: bool = attrs.field(default=False, init=False)
+    turn: Signal = attrs.field(factory=Signal, init=False)
+
+    def finish(self) -> None:
+        """Note that it is done, and wake the task."""
+        self.is_done = True
+        self.turn.send()
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Leader(Generic[W]):
+    """Leader among the tasks that wait: it works for all of them, and when it leaves, the next one leads.
+
+    Attributes:
+        waiting: The tasks that wait, first come first.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[W, None] = {}
+        self._is_led = False
+
+    async def wait(self, waiter: W, lead: Callable[[], Awaitable[object]]) -> None:
+        """Wait until a task is done; without a leader, run `lead`, which works for all that wait and wakes them."""
+        self.waiting[waiter] = None
+        try:
+            while not waiter.is_done:
+                if self._is_led:
+                    await waiter.turn.wait()
+                    continue
+                self._is_led = True
+                try:
+                    await lead()
+                finally:
+                    self._is_led = False
+        finally:
+            del self.waiting[waiter]
+            # Also if this one was to lead next, and was cancelled in between.
+            follower = next((each for each in self.waiting if not each.is_done), None)
+            if follower is not None and not self._is_led:
+                follower.turn.send()
 
 
 @attrs.define(eq=False)
