@@ -333,6 +333,8 @@ def _has_unseen(text: str) -> bool:
 
 def valid_name(text: object) -> str | None:
     """Return a text that is a valid name, as an idempotency key must be; otherwise None."""
+    if text is None:  # most payments have no name of the merchant's
+        return None
     try:
         return require_name("name", text)
     except InvalidRequest:
