@@ -322,7 +322,7 @@ LAYERS = Diagram(
             1,
             724,
             "errors · values · events · redaction",
-            "tracebacks · cancellation · waiting · host_clock; used by all others",
+            "tracebacks · tasks; used by all others",
         ),
         Box(
             492,

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from mobilemoney_async.cancellation import callers_code
+from mobilemoney_async.tasks import callers_code
 from mobilemoney_async.text import id_repr
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

@@ -23,10 +23,10 @@ import anyio
 import attrs
 
 from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidates
-from mobilemoney_async.cancellation import callers_code
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.redaction import names_secret
+from mobilemoney_async.tasks import callers_code
 from mobilemoney_async.text import redact
 from mobilemoney_async.values import Secret, conceal, refuse, require_integer, require_text
 

@@ -24,9 +24,8 @@ from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.host_clock import monotonic
+from mobilemoney_async.tasks import loop_and_time, monotonic, running_loop
 from mobilemoney_async.values import refuse, require_integer, require_seconds
-from mobilemoney_async.waiting import loop_and_time, running_loop
 
 if TYPE_CHECKING:
     from anyio.abc import AsyncBackend

@@ -22,7 +22,6 @@ from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import Suspicions, TokenSource, source_failure
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
-from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer
@@ -41,8 +40,8 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
 )
+from mobilemoney_async.tasks import callers_code, loop_time, shielded
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
-from mobilemoney_async.waiting import loop_time
 
 if TYPE_CHECKING:
     from mobilemoney_async.calls.instrumentation import Instrumentation

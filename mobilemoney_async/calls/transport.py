@@ -24,12 +24,11 @@ import httpx
 from mobilemoney_async.calls.bodies import read_body
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import below, check_base_url, make_pool, require_aiohttp, route
-from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.tasks import callers_code, running_loop, shielded
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
-from mobilemoney_async.waiting import running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -18,7 +18,6 @@ import attrs
 import typer
 
 from mobilemoney_async import errors
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import missing_file, open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, copyable, explain, run, say
@@ -33,6 +32,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import arguments, command_line, option, shown_text, visible
 from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 

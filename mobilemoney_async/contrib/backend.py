@@ -22,7 +22,6 @@ import attrs
 
 from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
-from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import (
     OrderState,
@@ -37,7 +36,7 @@ from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, Outc
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState
 from mobilemoney_async.payments.records.rows import require_same
-from mobilemoney_async.waiting import task_group
+from mobilemoney_async.tasks import callers_code, shielded, task_group
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.outbox.dispatcher import Dispatcher

@@ -14,13 +14,12 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import Leader, Waiter
 from mobilemoney_async.database.schema import IS_NEW, accounts, changes, is_among
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.waiting import PerLoop, task_group
+from mobilemoney_async.tasks import PerLoop, shielded, task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

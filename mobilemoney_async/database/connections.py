@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from mobilemoney_async.database.prepared import collect_pending
 from mobilemoney_async.database.url import NEVER_IDLE, PATIENCE, file_of, make_engine, obstacle
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.host_clock import monotonic
+from mobilemoney_async.tasks import monotonic
 from mobilemoney_async.text import redact
 from mobilemoney_async.tracebacks import without_frames
 

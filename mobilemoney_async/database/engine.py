@@ -36,9 +36,8 @@ from mobilemoney_async.database.url import (
     read_url,
 )
 from mobilemoney_async.errors import MobileMoneyError, StoreError
-from mobilemoney_async.host_clock import monotonic
+from mobilemoney_async.tasks import PerLoop, loop_time, monotonic
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import PerLoop, loop_time
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -22,8 +22,8 @@ from mobilemoney_async.database.prepared import run_pending
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
 from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.tasks import Signal
 from mobilemoney_async.tracebacks import without_frames
-from mobilemoney_async.waiting import Signal
 
 T = TypeVar("T")
 

@@ -11,12 +11,11 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import leases, lock_row
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.waiting import task_group
+from mobilemoney_async.tasks import shielded, task_group
 
 # Seconds for which a lease is given back, also if that is cancelled.
 _SHIELD = 5.0

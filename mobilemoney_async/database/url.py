@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.host_clock import monotonic
+from mobilemoney_async.tasks import monotonic
 from mobilemoney_async.values import can_encode, hide_text, missing_extra, refuse, url_shape
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ import anyio
 
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth, source_failure
-from mobilemoney_async.cancellation import callers_code
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import (
     APIError,
@@ -26,6 +25,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
+from mobilemoney_async.tasks import callers_code
 from mobilemoney_async.values import Secret, conceal, refuse
 
 AccountSecret: TypeAlias = str | Secret | TokenAuth | LoginAuth

@@ -22,7 +22,6 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.collaborators import ClaimEndedError
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import SETBACK
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, is_among, leases, stores
@@ -30,7 +29,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
 from mobilemoney_async.payments.records.due import Work, accounts_with_work
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.waiting import Signal
+from mobilemoney_async.tasks import Signal, shielded
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -21,7 +21,6 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async.calls.options import Options, check_clock
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
-from mobilemoney_async.cancellation import callers_code, shielded
 from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits, check_limits
 from mobilemoney_async.errors import StoreError
@@ -30,6 +29,7 @@ from mobilemoney_async.merchants.open_clients import Merchant, OpenClients
 from mobilemoney_async.payments.records.account_status import AccountState, AccountStatus
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.tasks import callers_code, shielded
 from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name, require_text
 
 # What needs the extra `store` is imported where it is used: without it, the class is refused when it is made.

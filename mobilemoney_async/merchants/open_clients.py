@@ -20,7 +20,7 @@ import attrs
 
 from mobilemoney_async.client import ClientOwner
 from mobilemoney_async.payments.store import SQLStore
-from mobilemoney_async.waiting import loop_time
+from mobilemoney_async.tasks import loop_time
 
 if TYPE_CHECKING:  # without the extra `store` there is none
     from mobilemoney_async.payments.records.account_store import AccountStore

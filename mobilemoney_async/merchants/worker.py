@@ -17,7 +17,6 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, ClientOwner
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.merchants.claims import Claim, Claims
@@ -28,7 +27,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.waiting import Signal, task_group
+from mobilemoney_async.tasks import Signal, shielded, task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -10,7 +10,6 @@ from typing import Self
 import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.errors import StoreError
@@ -27,6 +26,7 @@ from mobilemoney_async.payments.ownership.unclaimed import UnclaimedObserver
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.values import (
     normalise_phone_number,
     refuse,

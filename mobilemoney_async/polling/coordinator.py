@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 import anyio
 import attrs
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
@@ -32,8 +31,8 @@ from mobilemoney_async.polling.sharing import (
     warn_of_store,
 )
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
+from mobilemoney_async.tasks import Signal, shielded
 from mobilemoney_async.values import refuse
-from mobilemoney_async.waiting import Signal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

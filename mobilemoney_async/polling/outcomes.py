@@ -30,9 +30,9 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import StatusUpdate
+from mobilemoney_async.tasks import Signal
 from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import refuse
-from mobilemoney_async.waiting import Signal
 
 UNREAD = 10_000
 """Outcomes that wait for a reader, or for a late `wait`, at most; beyond that the oldest are dropped."""

@@ -36,8 +36,8 @@ from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import Requester
 from mobilemoney_async.polling.scoring import InFlight, Lookup
 from mobilemoney_async.polling.sharing import PollerChannel, StatusUpdate, warn_of_store
+from mobilemoney_async.tasks import Signal, task_group
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
-from mobilemoney_async.waiting import Signal, task_group
 
 __all__ = ["Poller", "PollerStats"]
 

@@ -23,7 +23,7 @@ from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.page_choice import PageSweep
-from mobilemoney_async.waiting import Signal, running_loop
+from mobilemoney_async.tasks import Signal, running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -32,8 +32,8 @@ from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, ReservationRequest, reserve
+from mobilemoney_async.tasks import loop_time
 from mobilemoney_async.values import require_seconds
-from mobilemoney_async.waiting import loop_time
 
 _ASK_AT_ONCE = -math.inf
 _UPDATE = budgets.update().where(budgets.c.account == sa.bindparam("of")).values(state=sa.bindparam("state"))

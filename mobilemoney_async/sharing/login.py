@@ -26,7 +26,6 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.leases import renewed
@@ -35,6 +34,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportErro
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.login_row import Change, LoginRow, LoginTable
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.values import Secret
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, NoSuchMerchant, SQLStore
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import payments, retries
 from mobilemoney_async.events import ChangeParked, FinalStateChanged, MerchantSuspended, StoreBehind
 from mobilemoney_async.merchants import Merchants
 from mobilemoney_async.payments.feed.consumers import MOST_TRIES
+from mobilemoney_async.tasks import shielded
 from tests.payments import second_world
 from tests.payments.service import ORDER, leave, make_world, on_asyncio, rows
 from tests.payments.tables import edit

@@ -17,15 +17,13 @@ PACKAGE = "mobilemoney_async"
 # A part imports from lower layers only. The parts of the lowest layer may import each other, one way.
 LAYERS: Mapping[str, int] = {
     "_version": 1,
-    "cancellation": 1,
     "errors": 1,
     "events": 1,
-    "host_clock": 1,
     "redaction": 1,
+    "tasks": 1,
     "text": 1,
     "tracebacks": 1,
     "values": 1,
-    "waiting": 1,
     "contract": 2,
     "calls": 3,
     "callbacks": 4,

@@ -25,7 +25,6 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
@@ -42,7 +41,6 @@ from mobilemoney_async.errors import (
     RateLimitExceeded,
     StoreError,
 )
-from mobilemoney_async.host_clock import monotonic
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
@@ -64,6 +62,7 @@ from mobilemoney_async.payments.records.record import (
     withdrawal,
 )
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
+from mobilemoney_async.tasks import monotonic, shielded
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

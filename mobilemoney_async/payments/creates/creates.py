@@ -29,7 +29,6 @@ import msgspec
 
 from mobilemoney_async.calls.collaborators import AnswerFacts
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Endpoint, type_created
@@ -65,6 +64,7 @@ from mobilemoney_async.payments.records.record import (
     is_stale,
     withdrawal,
 )
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import shown_id
 from mobilemoney_async.values import valid_name
 

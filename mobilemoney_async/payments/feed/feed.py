@@ -22,7 +22,6 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import change_lease
@@ -45,6 +44,7 @@ from mobilemoney_async.payments.feed.consumers import MOST_TRIES, ConsumerTable,
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.tasks import shielded
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

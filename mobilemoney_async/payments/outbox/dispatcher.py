@@ -23,7 +23,6 @@ from anyio.abc import TaskGroup
 
 from mobilemoney_async.calls.collaborators import ClaimEndedError
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
@@ -65,9 +64,9 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import Reason
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.tasks import shielded, task_group
 from mobilemoney_async.text import redact
 from mobilemoney_async.values import refuse, require_text
-from mobilemoney_async.waiting import task_group
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

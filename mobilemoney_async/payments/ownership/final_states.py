@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import StoreError
@@ -20,6 +19,7 @@ from mobilemoney_async.payments.records.record import PaymentRecord, Source
 from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.records.unmatched import explained
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import shown_id, shown_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

@@ -25,7 +25,6 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -67,6 +66,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import NOTHING_SHOWS, OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OPEN, Line, explained, find_lines, lines_of
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import printable
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

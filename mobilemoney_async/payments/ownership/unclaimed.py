@@ -28,7 +28,6 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import unmatched
@@ -58,6 +57,7 @@ from mobilemoney_async.payments.records.unmatched import (
     thin,
 )
 from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import shown_id, shown_text
 from mobilemoney_async.values import valid_name
 

@@ -20,7 +20,7 @@ from mobilemoney_async.payments.records.account_state import change_state
 from mobilemoney_async.payments.records.account_status import AccountState
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import JournalEntry
-from mobilemoney_async.waiting import running_loop
+from mobilemoney_async.tasks import running_loop
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
