@@ -282,7 +282,7 @@ accounts: sa.Table = _account_table(
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
     *_texts("paused"),
     *_times("paused_until", "resumed_at"),
-    # SUSPENDED or REMOVED; None for an account that pays. See `payments.records.account_state`.
+    # SUSPENDED or REMOVED; None for an account that pays. See `payments.records.account_store`.
     *_texts("state", "state_note"),
     *_times("state_at"),
     # The last failure of a worker that served it, and its time.

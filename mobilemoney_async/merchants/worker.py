@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import Self
 
 import anyio
+import sqlalchemy as sa
 from anyio.abc import TaskGroup
 
 from mobilemoney_async.client import AsyncClient, ClientOwner
+from mobilemoney_async.database.schema import accounts, insert_missing
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.merchants.claims import Claim, Claims
 from mobilemoney_async.payments.outbox.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.ownership.binding import service_address
-from mobilemoney_async.payments.records.account_state import save_failures
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.statements import OF_ACCOUNT
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.tasks import Signal, shielded, task_group
 
@@ -266,3 +268,13 @@ async def end(worker: Worker) -> None:
             await worker._claims.leave()
 
     await shielded(finish)
+
+
+def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
+    """Record the last failure of some accounts, by account; not of one whose row is locked: it may fail again."""
+    run, rows = connection.execute, [{"account": each} for each in failures]
+    run(insert_missing(accounts, connection.dialect.name), rows)  # what is only queued has no row yet
+    free = sa.select(accounts.c.account).where(accounts.c.account.in_(failures)).with_for_update(skip_locked=True)
+    statement = accounts.update().where(accounts.c.account == OF_ACCOUNT)
+    if found := run(free).scalars().all():
+        run(statement, [{"of_account": each, "error": failures[each], "error_at": at} for each in found])

@@ -40,8 +40,8 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.queries import PROPOSED
-from mobilemoney_async.payments.records.account_state import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.account_status import AccountState, Erasure
+from mobilemoney_async.payments.records.account_store import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState, Source
 from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest

@@ -38,8 +38,7 @@ from mobilemoney_async.database.leases import TaskLease
 from mobilemoney_async.database.schema import METADATA, account_claims, accounts, hosts, leases, payments
 from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
-from mobilemoney_async.merchants.worker import Worker
-from mobilemoney_async.payments.records.account_state import save_failures
+from mobilemoney_async.merchants.worker import Worker, save_failures
 from mobilemoney_async.payments.records.due import Work
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples

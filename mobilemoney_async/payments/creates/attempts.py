@@ -49,8 +49,7 @@ from mobilemoney_async.payments.ownership.duplicates import (
     DuplicateGuard,
     duplicate_suspected,
 )
-from mobilemoney_async.payments.records.account_state import STATE, require_active
-from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, AccountStore
+from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, STATE, AccountStore, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
     Clearance,

@@ -50,8 +50,7 @@ from mobilemoney_async.payments.ownership.matching import query_for, read_sample
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.ownership.reconciliation import adopt, doubt
 from mobilemoney_async.payments.ownership.recovery import Recovery
-from mobilemoney_async.payments.records.account_state import suspended
-from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.account_store import AccountStore, suspended
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (

@@ -38,7 +38,7 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.payments.creates.creates import payment_request
-from mobilemoney_async.payments.records.account_state import STATE, require_active
+from mobilemoney_async.payments.records.account_store import STATE, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason

@@ -67,7 +67,7 @@ class AccountFacts:
         lost_at: When there were last transactions of a forgotten time that no payment owns; None if there are none.
         others_until: Until when other systems of the merchant's count as paying too, or None.
         timeline: PostgreSQL's timeline at the first payment, and then at the last comparison.
-        state: That of the account, None if it is active; see `payments.account_state`.
+        state: That of the account, None if it is active; see `payments.account_store`.
         state_note: Why it is not.
     """
 

@@ -1,4 +1,9 @@
-"""Shared parts of all clients of one `SQLStore`: its database, locks and write-behind buffer."""
+"""Shared parts of all clients of one `SQLStore`: its database, locks, write-behind buffer, and the account's state.
+
+The state is active, suspended or removed. It is in the store, so that every process obeys. A payment that begins reads
+it in the statement that records the payment, as the version of the tables: so none begins once the state is committed,
+whatever has waited for the rate limit.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +16,19 @@ from typing import Any, TypeVar
 
 import anyio
 import attrs
+import sqlalchemy as sa
 
 from mobilemoney_async.database.change_watch import watches
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.records.account_state import change_state
-from mobilemoney_async.payments.records.account_status import AccountState
+from mobilemoney_async.database.schema import erasures
+from mobilemoney_async.errors import AccountSuspended, StoreError
+from mobilemoney_async.payments.records.account_status import AccountState, describe
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import JournalEntry
+from mobilemoney_async.payments.records.statements import account_column
 from mobilemoney_async.tasks import running_loop
+from mobilemoney_async.text import printable, redact
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -30,6 +38,12 @@ _MOST_SEEN = 20_000
 
 REQUEST_MARGIN = 5.0
 """Seconds for which a request may live beyond its attempt's time-out; see `RecordedAttempts.sending`."""
+
+WHOLE_ACCOUNT = "account"
+"""In place of a digest, in the list of erasures."""
+
+STATE: sa.Label[Any] = account_column("state")
+"""State of the account `of_account`, None if it is active, as a column of another statement."""
 
 
 class KeyedLock:
@@ -200,7 +214,7 @@ class AccountStore:
     async def change_state(
         self, state: AccountState, note: str | None, utcnow: Callable[[], datetime] | None, *, by_machine: bool = False
     ) -> bool:
-        """Change the state of the account, for all processes, as `account_state.change_state` does; see `decide`."""
+        """Change the state of the account, for all processes, as the function does; see `decide`."""
         return await self.decide(
             lambda journal, at: change_state(journal, state, note, at, by_machine=by_machine),
             utcnow,
@@ -288,3 +302,32 @@ class AccountStore:
                     # Not in the way of the others for ever: the database may refuse this one alone.
                     self._unwritten[entry.key] = self._unwritten.pop(entry.key)
                     break
+
+
+# The state of the account
+
+
+def require_active(journal: Journal, state: str | None) -> None:
+    """Raise `AccountSuspended` unless the state of the account is None."""
+    if state is not None:
+        row = journal.find_account()
+        raise suspended(journal.account, state, None if row is None else row.state_note)
+
+
+def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
+    """Return the error for a payment of an account that is not active."""
+    said = f"account {account!r} is {describe(state, note)}; nothing was sent"
+    return AccountSuspended(said, state=state, note=None if note is None else redact(note))
+
+
+def change_state(journal: Journal, state: AccountState, note: str | None, at: datetime, *, by_machine: bool) -> bool:
+    """Change the state of an account, and return whether it was another one; a machine changes no one's decision."""
+    account, value = journal.account, None if state is AccountState.ACTIVE else str(state)
+    if state is not AccountState.REMOVED and journal.rows(erasures, erasures.c.digest == WHOLE_ACCOUNT):
+        # Processes that knew its secret key may compare with that still.
+        raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
+    before = journal.lock_account().state
+    if before == value or (by_machine and before is not None):
+        return False
+    journal.change_account(state=value, state_note=None if note is None else printable(note), state_at=at)
+    return True
