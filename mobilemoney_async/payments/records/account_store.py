@@ -214,11 +214,24 @@ class AccountStore:
     async def change_state(
         self, state: AccountState, note: str | None, utcnow: Callable[[], datetime] | None, *, by_machine: bool = False
     ) -> bool:
-        """Change the state of the account, for all processes, as the function does; see `decide`."""
-        return await self.decide(
-            lambda journal, at: change_state(journal, state, note, at, by_machine=by_machine),
-            utcnow,
-        )
+        """Change the state of the account, for all processes, and return whether it was another one; see `decide`.
+
+        A machine changes no one's decision.
+        """
+        value = None if state is AccountState.ACTIVE else str(state)
+
+        def change(journal: Journal, at: datetime) -> bool:
+            if state is not AccountState.REMOVED and journal.rows(erasures, erasures.c.digest == WHOLE_ACCOUNT):
+                # Processes that knew its secret key may compare with that still.
+                said = f"account {self.account!r} was erased: its merchant needs another account"
+                raise StoreError(said, outcome="not_sent")
+            before = journal.lock_account().state
+            if before == value or (by_machine and before is not None):
+                return False
+            journal.change_account(state=value, state_note=None if note is None else printable(note), state_at=at)
+            return True
+
+        return await self.decide(change, utcnow)
 
     def _place(self, key: str | None) -> Sequence[str]:
         return () if key is None else (self.account, key)
@@ -318,16 +331,3 @@ def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
     said = f"account {account!r} is {describe(state, note)}; nothing was sent"
     return AccountSuspended(said, state=state, note=None if note is None else redact(note))
-
-
-def change_state(journal: Journal, state: AccountState, note: str | None, at: datetime, *, by_machine: bool) -> bool:
-    """Change the state of an account, and return whether it was another one; a machine changes no one's decision."""
-    account, value = journal.account, None if state is AccountState.ACTIVE else str(state)
-    if state is not AccountState.REMOVED and journal.rows(erasures, erasures.c.digest == WHOLE_ACCOUNT):
-        # Processes that knew its secret key may compare with that still.
-        raise StoreError(f"account {account!r} was erased: its merchant needs another account", outcome="not_sent")
-    before = journal.lock_account().state
-    if before == value or (by_machine and before is not None):
-        return False
-    journal.change_account(state=value, state_note=None if note is None else printable(note), state_at=at)
-    return True
