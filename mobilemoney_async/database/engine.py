@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,6 @@ from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import SETBACK, WallClock
 from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections, database_failure
 from mobilemoney_async.database.group import Leader, Work, run_in_group
-from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     GROUP_THREADS,
@@ -52,10 +52,17 @@ _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
+_OWN = (
+    "your own transaction is open since enqueue(), and SQLite has one writer: commit it before you await a call that "
+    "writes to the store, which would wait for it"
+)
 
 # How far the host's monotonic clock, which its processes share, is ahead of an event loop's: measured once for a loop,
 # so that in virtual time the store's clock is virtual too.
 _ahead_of_the_loop = PerLoop(lambda: monotonic() - loop_time())
+
+# The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
+_guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
 
 Clock = Callable[[], float]
 """Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
@@ -250,7 +257,7 @@ class Database:
 
     async def _run(self, work: Work[T]) -> T:
         if work.writes and self.dialect == "sqlite":
-            require_no_guest()
+            _require_no_guest()
         if not self._is_prepared:
             await self.open()
         work.until = monotonic() + _QUEUE
@@ -378,6 +385,29 @@ def timeline(connection: sa.Connection) -> int | None:
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)
     return known.get("timeline")
+
+
+def note_guest(is_open: Callable[[], bool]) -> None:
+    """Note a transaction of the current task's own in which it enqueues on SQLite, and what says whether it is open."""
+    if (task := _current_task()) is not None:
+        _guest.set((task, is_open))
+
+
+def _require_no_guest() -> None:
+    """Raise `StoreError` if the current task has enqueued on SQLite, and its own transaction is still open.
+
+    A write of this library would wait for the end of that transaction, which this task alone can bring about.
+    """
+    found = _guest.get()
+    if found is not None and found[0] == _current_task() and found[1]():
+        raise StoreError(_OWN, outcome="not_sent")
+
+
+def _current_task() -> int | None:
+    try:
+        return anyio.get_current_task().id
+    except RuntimeError:
+        return None
 
 
 def _steady_clock() -> Callable[[], float]:

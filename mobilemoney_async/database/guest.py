@@ -11,18 +11,17 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.dialects.sqlite import pysqlite
 
+from mobilemoney_async.database.engine import note_guest
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import refuse
 
@@ -33,10 +32,6 @@ _ACCEPTS = (
 _SNAPSHOT = (
     "your transaction has read before another one wrote, and SQLite cannot let it write now: roll it back and run it "
     "again, and begin it with BEGIN IMMEDIATE (Django: transaction_mode)"
-)
-_OWN = (
-    "your own transaction is open since enqueue(), and SQLite has one writer: commit it before you await a call that "
-    "writes to the store, which would wait for it"
 )
 _NO_TABLES = (
     "your database lacks the store's tables, and nothing was queued: if it is the store's, a client makes them by its "
@@ -75,9 +70,6 @@ _DJANGO: Mapping[str, sa.Dialect] = {
 
 _compiled: dict[Any, Any] = {}  # our few statements, for all connections
 
-# The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
-_guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
-
 
 def guest_connection(connection: Any, dialect: str) -> Any:
     """Return an object that executes statements of ours on a connection of the merchant's, in its transaction.
@@ -89,8 +81,8 @@ def guest_connection(connection: Any, dialect: str) -> Any:
     if orm is not None and isinstance(connection, (orm.Session, orm.scoped_session)):
         connection = connection.connection()
     guest, is_open = _admit(connection, dialect)
-    if dialect == "sqlite" and (task := _current_task()) is not None:
-        _guest.set((task, is_open))
+    if dialect == "sqlite":
+        note_guest(is_open)
     return guest
 
 
@@ -179,23 +171,6 @@ def _is_open(connection: sqlite3.Connection) -> bool:
         return connection.in_transaction
     except sqlite3.ProgrammingError:  # closed
         return False
-
-
-def _current_task() -> int | None:
-    try:
-        return anyio.get_current_task().id
-    except RuntimeError:
-        return None
-
-
-def require_no_guest() -> None:
-    """Raise `StoreError` if the current task has enqueued on SQLite, and its own transaction is still open.
-
-    A write of this library would wait for the end of that transaction, which this task alone can bring about.
-    """
-    found = _guest.get()
-    if found is not None and found[0] == _current_task() and found[1]():
-        raise StoreError(_OWN, outcome="not_sent")
 
 
 @contextmanager
