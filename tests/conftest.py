@@ -65,7 +65,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 def patient_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In real time, let a store wait for its database with patience: a machine may be late, and the test goes on."""
     if request.node.get_closest_marker("real_time"):
-        for name in ("engine._QUEUE", "url.PATIENCE"):
+        for name in ("engine._QUEUE", "connections.PATIENCE"):
             monkeypatch.setattr(f"mobilemoney_async.database.{name}", 60)
 
 

@@ -1,7 +1,8 @@
 """Database of a store, SQLite or PostgreSQL, used from worker threads. Their differences end here and below.
 
 Each piece of work is one transaction in one thread. Work that has begun runs to its end, even if the task that asked
-for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop.
+for it is cancelled; it is bounded by the database's time-outs (`connections.PATIENCE`), not by a clock of the event
+loop.
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import SETBACK, WallClock
-from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections, database_failure
-from mobilemoney_async.database.group import Leader, Work, run_in_group
-from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
-from mobilemoney_async.database.url import (
+from mobilemoney_async.database.connections import (
     GROUP_THREADS,
     IS_POOLED,
+    OF_THE_DATABASE,
     THREADS,
-    is_conflict,
-    is_locked,
-    needs_new_session,
-    read_url,
+    Connections,
+    database_failure,
 )
+from mobilemoney_async.database.group import Leader, Work, is_conflict, is_locked, needs_new_session, run_in_group
+from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
+from mobilemoney_async.database.url import read_url
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.tasks import PerLoop, loop_time, monotonic
 from mobilemoney_async.tracebacks import without_frames

@@ -6,6 +6,7 @@ transaction.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -20,7 +21,6 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async.database.connections import OF_THE_DATABASE, Connections
 from mobilemoney_async.database.prepared import run_pending
 from mobilemoney_async.database.threads import run_in_thread
-from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.tasks import Signal
 from mobilemoney_async.tracebacks import without_frames
@@ -240,3 +240,25 @@ def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bo
     # Else the database is away, or the commit was broken: then all of it is there, or nothing.
     is_sound = is_under_way and not getattr(exc, "connection_invalidated", False)
     return is_sound and (is_one_of_many or is_locked(exc))
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether PostgreSQL has ended a transaction because of another one: nothing was committed."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) in {"40001", "40P01"}
+
+
+def needs_new_session(error: Exception) -> bool:
+    """Return whether a session of PostgreSQL has refused a transaction that a new one may make: nothing was committed.
+
+    It has ended since this process did nothing in it, or its server no longer writes: another one has taken over.
+    """
+    cause = getattr(error, "orig", None)
+    # Old releases of psycopg show the server's last words without their code.
+    return getattr(cause, "sqlstate", None) in {"25P03", "25006"} or "idle-in-transaction timeout" in str(cause)
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether another transaction has held a lock for too long."""
+    cause = getattr(error, "orig", None)
+    is_busy = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return is_busy or getattr(cause, "sqlstate", None) == "55P03"

@@ -20,9 +20,9 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
+from mobilemoney_async.database import connections as connections_module
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
-from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.url import obstacle, readable_files
 from mobilemoney_async.payments.store import account_store
@@ -369,7 +369,7 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.real_time
 async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another process holds the file, a write waits, gives up with `StoreError`, and works later."""
-    monkeypatch.setattr(url_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(connections_module, "PATIENCE", 0.05)
     database = Database(sqlite_file_url)
     await database.write(one)
     other = sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None)
@@ -402,7 +402,7 @@ async def test_the_time_of_sqlite_keeps_to_a_virtual_clock(sqlite_file_url: str)
 @pytest.mark.real_time
 async def test_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PostgreSQL that does not answer gives a `StoreError` without the password or the user's name."""
-    monkeypatch.setattr(url_module, "PATIENCE", 1)
+    monkeypatch.setattr(connections_module, "PATIENCE", 1)
     database = Database("postgresql+psycopg://merchant:hunter2@127.0.0.1:1/payments")
     with pytest.raises(StoreError, match="the store failed") as caught:
         await database.write(one)
@@ -554,7 +554,7 @@ async def test_a_server_that_stands_still(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, *, at_commit: bool
 ) -> None:
     """A frozen server takes requests and answers none: it is waited for a moment longer than a statement may take."""
-    monkeypatch.setattr(url_module, "_ANSWER", 0.05)
+    monkeypatch.setattr(connections_module, "_ANSWER", 0.05)
     stopped = list[int]()
 
     def freeze(connection: sa.Connection) -> object:

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, StoreError
+from mobilemoney_async.database.connections import THREADS
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import make_world, on_asyncio, rows
 from tests.support.databases import run_on

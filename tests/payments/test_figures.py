@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError, TransportError
+from mobilemoney_async.database import connections as connections_module
 from mobilemoney_async.database import engine as engine_module
-from mobilemoney_async.database import url as url_module
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
 from tests.payments.merchant import (
@@ -217,7 +217,7 @@ def away(url: str) -> Iterator[None]:
 def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
     """Let transactions wait for half a second where another connection locks the file."""
     if store_url.startswith("sqlite"):
-        monkeypatch.setattr(url_module, "PATIENCE", 0.5)
+        monkeypatch.setattr(connections_module, "PATIENCE", 0.5)
 
 
 @pytest.mark.costly("runs lines of database/engine.py that no quick test runs")

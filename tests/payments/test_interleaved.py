@@ -18,7 +18,9 @@ import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, MobileMoneyError, TransactionStatus, TransactionType
 from mobilemoney_async.database.clock import Holder
+from mobilemoney_async.database.connections import make_engine
 from mobilemoney_async.database.engine import timeline
+from mobilemoney_async.database.group import is_conflict
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.database.schema import (
     batch_lines,
@@ -33,7 +35,7 @@ from mobilemoney_async.database.schema import (
     retries,
     unmatched,
 )
-from mobilemoney_async.database.url import is_conflict, make_engine, read_url
+from mobilemoney_async.database.url import read_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.api import Payments
 from mobilemoney_async.payments.creates.attempts import Beginning, NotEchoedError

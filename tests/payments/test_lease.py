@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import StoreError
 from mobilemoney_async.database.clock import SETBACK, Holder, Lease
+from mobilemoney_async.database.connections import make_engine
 from mobilemoney_async.database.leases import change_lease, read_lease, renewed
 from mobilemoney_async.database.schema import leases
-from mobilemoney_async.database.url import make_engine, read_url
+from mobilemoney_async.database.url import read_url
 
 TTL = 4.0
 A, B = Holder("a"), Holder("b")

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore
-from mobilemoney_async.database import change_watch, url
+from mobilemoney_async.database import change_watch, connections
 from mobilemoney_async.database.change_watch import watches
+from mobilemoney_async.database.connections import THREADS
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.service import Outage, on_one
@@ -229,7 +229,7 @@ async def test_the_connection_that_listens_lasts_and_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Idle ones end after a minute; here, after a fifth of a second. The one that listens ends with its server."""
-    monkeypatch.setattr(url, "_KEPT", "200ms")
+    monkeypatch.setattr(connections, "_KEPT", "200ms")
     monkeypatch.setattr(change_watch, "_DEAF", 0.05)
     database = Database(postgres_url)
     with anyio.fail_after(PATIENCE):

@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from mobilemoney_async import AsyncClient, Merchants, SQLStore, StoreError
-from mobilemoney_async.database.url import THREADS
+from mobilemoney_async.database.connections import THREADS
 from tests.support.databases import Postgres, postgres
 from tests.support.patience import PATIENCE
 from tests.support.second_service import BASE_URL, SecondService

@@ -30,13 +30,12 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.client import ClientOwner
+from mobilemoney_async.database import connections as connections_module
 from mobilemoney_async.database import engine as engine_module
-from mobilemoney_async.database import url as url_module
-from mobilemoney_async.database.connections import Connections
+from mobilemoney_async.database.connections import THREADS, Connections
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.leases import TaskLease
 from mobilemoney_async.database.schema import METADATA, account_claims, accounts, hosts, leases, payments
-from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker, save_failures
 from mobilemoney_async.payments.records.due import Work
@@ -833,7 +832,7 @@ def locked(url: str, table: sa.Table, key: Mapping[str, Any]) -> Iterator[None]:
 @pytest.mark.slow
 async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever row it is: hosts claim, renew, look and leave, and the other accounts pay, send and follow."""
-    monkeypatch.setattr(url_module, "PATIENCE", 1)
+    monkeypatch.setattr(connections_module, "PATIENCE", 1)
     platform, numbers = Platform(postgres_url), itertools.count(1)
     async with platform.merchants() as merchants, platform.merchants("two") as others:
         for account in shops(2):
@@ -879,7 +878,7 @@ async def test_work_that_waits_for_a_lock_leaves_its_thread_to_others(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many tasks want the locked row of one account, those of the others are done meanwhile; then all are."""
-    monkeypatch.setattr(url_module, "_LOCK_TRY", "50ms")
+    monkeypatch.setattr(connections_module, "_LOCK_TRY", "50ms")
     await with_work(postgres_url, 1)
     database, key, done = Database(postgres_url), {"account": "shop-00", "key": "queued-1"}, list[int]()
 

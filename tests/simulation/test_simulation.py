@@ -62,7 +62,7 @@ def test_the_laws_hold_in_the_fixed_histories() -> None:
     assert simulate("--cases").endswith("break a law: 0\n")
 
 
-@pytest.mark.costly("runs lines of database/url.py that no quick test runs")
+@pytest.mark.costly("runs lines of database/connections.py that no quick test runs")
 def test_the_laws_hold_on_trio_too() -> None:
     """In an order of tasks that the seed does not choose."""
     plan = Plan.drawn("4000").resized(orders=2, processes=2, openings=1).weighing({"crash": 0.01})

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from anyio._backends import _asyncio as backend
 
 from mobilemoney_async.database import change_watch, connections, encryption, engine, group
-from mobilemoney_async.database.url import make_engine
+from mobilemoney_async.database.connections import make_engine
 from mobilemoney_async.merchants import account_auth
 from mobilemoney_async.payments.feed import feed
 from mobilemoney_async.payments.outbox import dispatcher
