@@ -29,12 +29,16 @@ from mobilemoney_async.errors import InvalidCursor, MobileMoneyError, StoreError
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.ownership.binding import Binding
-from mobilemoney_async.payments.ownership.final_states import ChangedState, find_changed, report_changes
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, pending_ids, select_among
 from mobilemoney_async.payments.records.record import PaymentState, Source
-from mobilemoney_async.payments.records.transaction_states import record_seen
+from mobilemoney_async.payments.records.transaction_states import (
+    ChangedState,
+    find_changed,
+    record_seen,
+    report_changes,
+)
 from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, Subscription, UpdateCheck
 from mobilemoney_async.text import shown_id
 

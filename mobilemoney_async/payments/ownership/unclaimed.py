@@ -36,7 +36,6 @@ from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.ownership.comparison import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.ownership.final_states import compare_final_states
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, is_within, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
@@ -46,6 +45,7 @@ from mobilemoney_async.payments.records.queries import chunks, merchant_of, owne
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
+from mobilemoney_async.payments.records.transaction_states import compare_final_states
 from mobilemoney_async.payments.records.unmatched import (
     IS_OPEN,
     IS_OWNED,

@@ -22,7 +22,6 @@ from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.creates.disbursement_limits import lock_limits, require_batch_within
 from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel_batch, enqueue_all
-from mobilemoney_async.payments.ownership.final_states import compare_final_states
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, read_person, write_report
 from mobilemoney_async.payments.payouts.queries import (
     APPROVED,
@@ -47,6 +46,7 @@ from mobilemoney_async.payments.payouts.rows import Rows, read_rows, warnings_of
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
+from mobilemoney_async.payments.records.transaction_states import compare_final_states
 from mobilemoney_async.resources.bulk_lookup import Lookup
 from mobilemoney_async.values import refuse, require_integer, require_name, require_text
 
