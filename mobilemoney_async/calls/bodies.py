@@ -12,7 +12,7 @@ import attrs
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.endpoints import Endpoint
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
-from mobilemoney_async.contract.side_fields import forget_unsaid
+from mobilemoney_async.contract.plain import forget_unsaid
 from mobilemoney_async.errors import ConnectionFailed, MobileMoneyError
 from mobilemoney_async.redaction import names_secret
 from mobilemoney_async.values import Secret

@@ -26,7 +26,7 @@ from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, TransactionAnswer
-from mobilemoney_async.contract.side_fields import take_unsaid
+from mobilemoney_async.contract.plain import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
     CallOutcome,

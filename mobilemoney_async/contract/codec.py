@@ -20,8 +20,7 @@ import msgspec
 
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
-from mobilemoney_async.contract.plain import DecodeError, OddNumber
-from mobilemoney_async.contract.side_fields import ANSWERS, note
+from mobilemoney_async.contract.plain import ANSWERS, DecodeError, OddNumber, note
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import PhoneNumber, Secret, refuse
 

@@ -22,8 +22,7 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from mobilemoney_async import errors
-from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, OddNumber, in_utc
-from mobilemoney_async.contract.side_fields import ANSWERS, SideFields, note
+from mobilemoney_async.contract.plain import ANSWERS, ERROR_ATTRIBUTES, DecodeError, OddNumber, SideFields, in_utc, note
 from mobilemoney_async.contract.states import OpenEnum
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.text import mask_phone_number, name_repr, shown_id, shown_name, shown_text, text_repr

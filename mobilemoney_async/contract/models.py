@@ -20,8 +20,7 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, in_utc
-from mobilemoney_async.contract.side_fields import ANSWERS, SideFields
+from mobilemoney_async.contract.plain import ANSWERS, ERROR_ATTRIBUTES, SideFields, in_utc
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
 from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
 from mobilemoney_async.values import Secret, is_id, refuse, require_bearer, require_identifier

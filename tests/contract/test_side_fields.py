@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import Acknowledgement, LoginResult, OutcomeUnknown, Transaction
-from mobilemoney_async.contract import side_fields
+from mobilemoney_async.contract import plain
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.endpoints import read_rows
 from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
@@ -47,8 +47,8 @@ def spelt(body: Any, text: str) -> bytes:
 
 @pytest.fixture(autouse=True)
 def _said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_fields, "_noted", set())
-    side_fields.take_unsaid()
+    monkeypatch.setattr(plain, "_noted", set())
+    plain.take_unsaid()
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_it_is_said_once_which_field_cannot_be_read(field: str, value: Any, said
     for _ in range(2):
         reader(PageAnswer)(body)
         read_rows(body)
-    assert side_fields.take_unsaid() == [
+    assert plain.take_unsaid() == [
         f"Transaction.{field} cannot be read in an answer of the service, and counts as missing: it is {said}"
     ]
 
@@ -164,7 +164,7 @@ def test_a_part_that_is_null_is_said_too() -> None:
     """A settlement without its time is no normal one."""
     row = samples.settled(settlement={**samples.settled()["settlement"], "settled_at": None})
     reader(PageAnswer)(to_bytes(samples.page(row)))
-    assert [each.partition(" ")[0] for each in side_fields.take_unsaid()] == ["Settlement.settled_at"]
+    assert [each.partition(" ")[0] for each in plain.take_unsaid()] == ["Settlement.settled_at"]
 
 
 async def test_an_error_lacks_no_field_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,4 +185,4 @@ def test_what_the_contract_shows_only_sometimes_is_missing_without_a_word() -> N
     for row in (samples.transaction(), samples.transaction(**dict.fromkeys(names))):
         for change in changes:
             reader(PageAnswer)(to_bytes(samples.page(row | change)))
-    assert side_fields.take_unsaid() == []
+    assert plain.take_unsaid() == []
