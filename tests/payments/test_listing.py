@@ -134,7 +134,8 @@ class TestWholeDays:
         service.list.default_days = 0.1
         async with lister(service) as listing:
             walk = await listing.complete(YESTERDAY - DAY, last_day)
-            await listing.near(NOON - DAY, NOON - DAY, YESTERDAY - DAY, last_day)
+            if last_day is None:
+                await listing.near(NOON - DAY, NOON - DAY, YESTERDAY - DAY)
         assert walk.is_complete
         assert walk.last_day == last_day
         for query in map(dict, service.queries):

@@ -161,7 +161,6 @@ class Lister:
         start: datetime,
         end: datetime,
         first_day: date | None = None,
-        last_day: date | None = None,
         lane: Priority = Priority.LOOKUP,
     ) -> Walk:
         """Read the pages of one time in about log2(pages) + 4 requests, and in one or a few if it was just now.
@@ -169,8 +168,7 @@ class Lister:
         Args:
             start: The first moment, on the service's clock.
             end: The last one.
-            first_day: As for `complete`; None for the days around that time.
-            last_day: As for `complete`.
+            first_day: As for `complete`, up to the present; None for the days around that time.
             lane: The lane of the requests.
 
         Returns:
@@ -180,7 +178,7 @@ class Lister:
         Raises:
             MobileMoneyError: A page could not be fetched.
         """
-        days = (first_day, last_day) if first_day else (shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
+        days = (first_day, None) if first_day else (shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
         reader = _Reader(self._pipeline, days, lane, left=_MOST_PROBES)
         search = TimeSearch(start, end, is_recent=end > self._pipeline.utcnow() - _RECENT)
         while search.page is not None and reader.left > 0:
