@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import anyio.abc
@@ -18,6 +18,8 @@ from anyio.lowlevel import current_token
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+
+    from anyio.abc import AsyncBackend
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -68,10 +70,33 @@ def loop_time() -> float:
     return anyio.current_time() if loop is None else loop.time()
 
 
-def loop_and_time() -> tuple[object, float]:
-    """Return the running event loop, as `running_loop` does, and its time."""
-    loop = _asyncio_loop()
-    return (current_token().native_token, anyio.current_time()) if loop is None else (loop, loop.time())
+class LoopClock:
+    """Clock of the first event loop that asks, which goes on in the next one: each run of trio has a clock of its own.
+
+    Attributes:
+        backend: anyio's backend of the loop that asked last; None before.
+    """
+
+    __slots__ = ("_first", "_known", "backend")
+
+    def __init__(self) -> None:
+        self.backend: type[AsyncBackend] | None = None
+        self._known: tuple[object, float] = (None, 0.0)  # the event loop, and the correction of its time
+        self._first: float | None = None  # how far the host's clock is ahead of the first loop's
+
+    def now(self) -> float:
+        """Return the time."""
+        loop: Any = _asyncio_loop()
+        now = anyio.current_time() if loop is None else loop.time()
+        loop = loop or current_token().native_token
+        known, ahead = self._known
+        if loop is not known:
+            self.backend = current_token().backend_class
+            host = monotonic() - now
+            self._first = host if self._first is None else self._first
+            ahead = host - self._first
+            self._known = loop, ahead
+        return now + ahead
 
 
 class PerLoop(Generic[V]):

@@ -24,11 +24,11 @@ from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.tasks import loop_and_time, monotonic, running_loop
+from mobilemoney_async.tasks import LoopClock, running_loop
 from mobilemoney_async.values import refuse, require_integer, require_seconds
 
 if TYPE_CHECKING:
-    from anyio.abc import AsyncBackend
+    pass
 
 # Seconds, below the resolution of clocks and floats: a timer may ring this much early.
 _TICK = 1e-9
@@ -156,6 +156,7 @@ class LaneQueue:
 
     Attributes:
         length: The number of requests in line, in all lanes.
+        now: Returns the time; each run of trio has a clock of its own, and this one goes on.
 
     Args:
         places: The source of places.
@@ -166,15 +167,14 @@ class LaneQueue:
 
     __slots__ = (
         "_alarm",
-        "_backend",
         "_clock",
-        "_first",
         "_lanes",
         "_loop",
         "_pause",
         "_places",
         "_timekeeper",
         "length",
+        "now",
     )
 
     def __init__(
@@ -187,21 +187,8 @@ class LaneQueue:
         self._loop = OneLoop()
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
-        self._backend: type[AsyncBackend] | None = None
-        self._clock: tuple[object, float] = (None, 0.0)  # the event loop, and the correction of its time
-        self._first: float | None = None  # how far the host's clock is ahead of the first loop's
-
-    def now(self) -> float:
-        """Return the time, on the clock of the first event loop: each run of trio has a clock of its own."""
-        loop, now = loop_and_time()
-        known, ahead = self._clock
-        if loop is not known:
-            self._backend = anyio.lowlevel.current_token().backend_class
-            host = monotonic() - now
-            self._first = host if self._first is None else self._first
-            ahead = host - self._first
-            self._clock = loop, ahead
-        return now + ahead
+        self._clock = LoopClock()
+        self.now: Callable[[], float] = self._clock.now
 
     def take_free(self, now: float) -> bool:
         """Take a place if one is free and nothing waits for it."""
@@ -243,11 +230,11 @@ class LaneQueue:
         Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time, and
         `InvalidRequest` while others wait in another event loop.
         """
-        assert self._backend is not None  # since `now` was read
+        assert self._clock.backend is not None  # since `now` was read
         self._loop.enter(running_loop())
         lane = self._lanes[priority]
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
-        waiter = _Waiter(now, self._backend.create_event())
+        waiter = _Waiter(now, self._clock.backend.create_event())
         lane.waiters[waiter] = None
         if ahead:
             lane.waiters.move_to_end(waiter, last=False)

@@ -18,6 +18,7 @@ import attrs
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, TransportError
+from mobilemoney_async.tasks import LoopClock
 from mobilemoney_async.values import Secret, conceal, require_bearer, require_secret, require_text
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class LoginAuth:
         # Here: only programs that log in pay for importing it.
         from mobilemoney_async.calls.logins import CancelledLogins, LoginState
 
-        self._lock = LoopLock()
+        self._lock, self._clock = LoopLock(), LoopClock()
         self._state: LoginState = LoginState()
         self._cancelled: CancelledLogins = CancelledLogins()
 
@@ -183,7 +184,7 @@ class LoginAuth:
             InvalidCredentials: The service refused the credentials, now or within the pause.
             MobileMoneyError: The login failed in another way.
         """
-        now, state = anyio.current_time(), self._state
+        now, state = self._clock.now(), self._state
         token = state.fresh(now) or (state.valid(now) if self._lock.locked() else None)
         if token is not None:
             return token
@@ -193,19 +194,19 @@ class LoginAuth:
             return await self._renew(login)
 
     async def _renew(self, login: Login) -> Secret:
-        now = anyio.current_time()
+        now = self._clock.now()
         if (token := self._state.fresh(now)) is not None:
             return token
         if now < self._cancelled.until:
-            await anyio.sleep_until(self._cancelled.until)
-            now = anyio.current_time()
+            await anyio.sleep(self._cancelled.until - now)
+            now = self._clock.now()
         if (refusal := self._state.refusal(now)) is not None:
             # Calls that waited for a login that failed come here too: its failure is shared, not repeated.
             raise refusal
         try:
             token, lifetime = await self.log_in(login)
         except MobileMoneyError as exc:
-            now = anyio.current_time()
+            now = self._clock.now()
             self._cancelled.clear()
             self._state = self._state.failed(exc, now)
             token = self._state.valid(now)
@@ -214,20 +215,20 @@ class LoginAuth:
             logger.warning("the token could not be renewed ahead of its end: %s", exc)
             return token
         except BaseException:
-            self._cancelled.add(now, anyio.current_time())
+            self._cancelled.add(now, self._clock.now())
             self._state = self._state.renewed_from(self._cancelled.until)  # until then an older token is used
             raise
         self._cancelled.clear()
-        self._state = self._state.logged_in(token, lifetime, began=now, now=anyio.current_time())
+        self._state = self._state.logged_in(token, lifetime, began=now, now=self._clock.now())
         return token
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Forget a token, unless a newer one has taken its place."""
-        self._state = self._state.rejected(token, anyio.current_time(), replacement=replacement)
+        self._state = self._state.rejected(token, self._clock.now(), replacement=replacement)
 
     def suspected(self, token: Secret) -> None:
         """Forget a token, unless a newer one has taken its place, or that has not helped lately."""
-        self._state = self._state.suspected(token, anyio.current_time())
+        self._state = self._state.suspected(token, self._clock.now())
 
     @property
     def credentials(self) -> tuple[str, Secret]:

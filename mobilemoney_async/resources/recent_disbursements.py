@@ -6,11 +6,11 @@ import math
 from decimal import Decimal
 from typing import Any
 
-import anyio
 import attrs
 
 from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
 from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError
+from mobilemoney_async.tasks import LoopClock
 
 
 @attrs.define(eq=False)
@@ -19,10 +19,11 @@ class RecentDisbursements:
 
     limits: DisbursementLimits
     sent: dict[LimitedAttempt, float] = attrs.field(factory=dict, init=False)
+    _clock: LoopClock = attrs.field(factory=LoopClock, init=False)
 
     def begin(self, attempt: LimitedAttempt) -> None:
         """Count a disbursement that is about to be sent, or raise `LimitExceeded`."""
-        now, amount = anyio.current_time(), Decimal(attempt.amount)
+        now, amount = self._clock.now(), Decimal(attempt.amount)
         self.sent.pop(attempt, None)
         self.sent = {each: at for each, at in self.sent.items() if at > now - A_DAY.total_seconds()}
         own = (Decimal(each.amount) for each in self.sent if each.phone_number == attempt.phone_number)

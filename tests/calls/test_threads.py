@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -11,7 +11,16 @@ import pytest
 import trio
 import trio.testing
 
-from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter
+from mobilemoney_async import (
+    AsyncClient,
+    DisbursementLimits,
+    InvalidRequest,
+    LimitExceeded,
+    LoginAuth,
+    RateLimiter,
+    RetryPolicy,
+    ServerError,
+)
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
 from tests.contract import samples
 from tests.support.fakes import (
@@ -19,11 +28,15 @@ from tests.support.fakes import (
     EMAIL,
     LOGIN,
     PASSWORD,
+    PHONE_NUMBER,
     FakeTransport,
     Sent,
     Step,
     found,
     logged_in,
+    look_up,
+    make_client,
+    service,
 )
 from tests.support.patience import PATIENCE
 from tests.support.server import Response
@@ -171,6 +184,52 @@ def test_a_limiter_goes_on_in_another_event_loop() -> None:
     for _ in range(4):
         trio.run(work)
         asyncio.run(work())
+
+
+def run_at(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    """Run work in a loop of trio whose clock shows a time that has nothing to do with that of other runs."""
+
+    async def begin() -> None:
+        await anyio.sleep(seconds)
+        await work()
+
+    trio.run(begin, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_days_limit_goes_on_in_another_event_loop() -> None:
+    """What was sent a moment ago counts, whatever the clock of this run shows."""
+    limits = DisbursementLimits(per_day=1000)
+    client = make_client(FakeTransport(), rate_limiter=wide(), disbursement_limits=limits)
+
+    async def send() -> None:
+        await client.disbursements.create(PHONE_NUMBER, 1000)
+
+    run_at(0, send)
+    with pytest.raises(LimitExceeded):
+        run_at(1_000_000, send)
+
+
+def test_a_pause_of_logins_goes_on_in_another_event_loop() -> None:
+    """It ends after a quarter of a second, not hours later."""
+    failures = iter([True])
+
+    def down_once(sent: Sent) -> Step:
+        return Response(500) if next(failures, False) else service(sent.path)
+
+    client = make_client(FakeTransport(down_once), rate_limiter=wide(), auth=LoginAuth(EMAIL, PASSWORD))
+    client = client.with_options(retry=RetryPolicy(max_attempts=1))
+
+    async def fail() -> None:
+        with pytest.raises(ServerError):
+            await look_up(client)
+
+    async def wait() -> None:
+        await fail()
+        await anyio.sleep(0.3)
+        await look_up(client)
+
+    run_at(10_000, fail)
+    run_at(0, wait)
 
 
 def test_trio_may_run_inside_an_asyncio_loop() -> None:
