@@ -64,7 +64,7 @@ def resume_queue(service: Service, *, yes: bool) -> None:
         journal.lock_account()
         is_the_same = find_pause(journal) == pause
         if is_the_same:
-            save_pause(journal, Pause(resumed_at=at))
+            save_pause(journal, Pause(resumed_at=at, of_payouts=pause.of_payouts))
         return is_the_same
 
     if not run_with_account("payouts", lambda store: store.decide(resume), find_store(service)):

@@ -326,6 +326,25 @@ async def test_a_new_account_that_is_said_to_be_restored_pays_after_the_grace_pe
     assert len(sandbox.transactions) == 1
 
 
+async def test_a_program_ends_no_pause_of_a_restored_store_that_it_was_not_shown(sqlite_file_url: str) -> None:
+    """Such as one that resumes whatever it finds, or while the account is suspended."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=SQLStore(sqlite_file_url)) as client:
+        await client.payments.enqueue(type="disbursement", phone_number=PAYS, amount=50_000, idempotency_key="salary")
+        await client.payments.restored(note="Asha: the backup of Monday")
+        await anyio.sleep(600)
+        await client.payments.reconcile()
+        async with client.dispatcher() as dispatcher:
+            dispatcher.resume()
+            await anyio.sleep(5)
+            assert "restored from a backup" in (dispatcher.stats.paused or "")
+            assert not sandbox.transactions
+            dispatcher.resume()
+            await anyio.sleep(5)
+            assert dispatcher.stats.paused is None
+    assert len(sandbox.transactions) == 1
+
+
 async def test_a_queued_payment_is_cancelled_while_its_sender_waits(store: SQLStore) -> None:
     """For the rate limit, in this very process: it is not sent, and the answer comes at once."""
     sandbox = Sandbox()

@@ -192,8 +192,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._stir()
 
     def resume(self) -> None:
-        """Go on after `pause`, or after a dispatcher has paused by itself, in this process or another one."""
-        self._order, self._next_at = Pause(resumed_at=self._utcnow()), -math.inf
+        """Go on after a pause, of any process; after that of a restored store only if `stats.paused` has said so."""
+        self._order, self._next_at = Pause(resumed_at=self._utcnow(), of_payouts=self._pause.of_payouts), -math.inf
         self._unknown.clear()
         self._obstacles.clear()
         self._stir()

@@ -34,7 +34,7 @@ class Pause:
         reason: The reason; None if there is no pause.
         until: The end of one that ends by itself; others end when someone resumes.
         resumed_at: The time at which someone did so last.
-        of_payouts: Whether collections go on.
+        of_payouts: Whether collections go on, since a store was restored; of the end of a pause, whether it was that.
     """
 
     reason: str | None = None
@@ -67,10 +67,10 @@ def find_pause(journal: Journal) -> Pause:
 def save_pause(journal: Journal, pause: Pause) -> None:
     """Record a pause, or that there is none any more; one that ends by itself ends no other one.
 
-    That of a restored store lasts through another one, and ends when someone resumes once more.
+    That of a restored store lasts through another one, and ends when someone resumes who was shown it.
     """
     found, paused = journal.lock_account().paused or "", pause.reason and shorten(pause.reason)
-    if found.startswith(WAS_RESTORED) and (pause.lasts or found != WAS_RESTORED):
+    if found.startswith(WAS_RESTORED) and (pause.lasts or found != WAS_RESTORED or not pause.of_payouts):
         paused = f"{WAS_RESTORED}{paused or ''}"
     values = {"paused": paused, "paused_until": pause.until}
     where: list[Any] = []
