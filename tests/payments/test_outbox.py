@@ -739,7 +739,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
             dispatcher.resume()
             await anyio.sleep(3)
             stats = dispatcher.stats
-            assert (stats.paused, world.sent) == (None, 1)
+            assert (stats.paused, world.sent) == (None, 2)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,13 +30,16 @@ from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.errors import (
     APIError,
+    AuthenticationError,
     DuplicateSuspected,
     IdempotencyConflict,
     InvalidRequest,
     LimitExceeded,
     MobileMoneyError,
     OutcomeUnknown,
+    RateLimitExceeded,
     StoreError,
+    TransportError,
 )
 from mobilemoney_async.events import DispatcherPaused, emit
 from mobilemoney_async.payments.creates.attempts import REFUSED_FOR_ALL
@@ -48,6 +51,7 @@ from mobilemoney_async.payments.outbox.outbox import (
     count_queued,
     next_queued,
     postpone,
+    warn_late,
     withdraw_late,
 )
 from mobilemoney_async.payments.outbox.pauses import (
@@ -273,7 +277,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if self._order is None:  # else the program has decided
             self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
-            _warn_late(await self._store.decide(withdraw_late, self._utcnow))
+            warn_late(await self._store.decide(withdraw_late, self._utcnow))
         return found
 
     def _take(self, pause: Pause, ends: str | None) -> None:
@@ -375,23 +379,25 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest | OutcomeUnknown)
         is_own = is_own or not record.is_certain
-        pause = _OWN_PAUSE
+        pause: float | None = _OWN_PAUSE  # None: it keeps its place, and all of its type wait
         if isinstance(error, LimitExceeded):
             is_own, pause = is_own or error.limit != "per_day", LONGEST_PAUSE
         elif not is_own:
-            pause += self._obstacles.next_pause(record.type)
+            is_of_all = isinstance(error, TransportError | AuthenticationError | RateLimitExceeded)
+            pause = None if is_of_all else _OWN_PAUSE + self._obstacles.next_pause(record.type)
 
         def put_off(journal: Journal, at: datetime) -> tuple[list[str], bool, bool]:
             late = withdraw_late(journal, at)
+            reason = Reason(cause_of_wait(error, journal, at), str(error))
             # Later than the others of its type: if the reason is its own after all, it is not in their way.
-            until, reason = at + timedelta(seconds=pause), Reason(cause_of_wait(error, journal, at), str(error))
+            until = None if pause is None else at + timedelta(seconds=pause)
             waits = postpone(journal, record.key, reason=reason, at=at, until=until) is not None
             now = journal.find(record.key)
             return late, waits, now is not None and now.attempt == record.attempt
 
         try:
             late, is_written, is_unsent = await self._store.decide(put_off, self._utcnow)
-            _warn_late(late)
+            warn_late(late)
             if not is_written:  # it was taken out of the queue, held, or sent: by someone else, or now
                 return is_unsent
             logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
@@ -442,8 +448,3 @@ async def until_answered(dispatcher: Dispatcher) -> None:
     while dispatcher._sending:
         changed = dispatcher._changed
         await changed.wait()
-
-
-def _warn_late(keys: Sequence[str]) -> None:
-    if keys:
-        logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))

@@ -7,6 +7,7 @@ minutes, while all other payments go on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Container, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -54,6 +55,8 @@ from mobilemoney_async.payments.records.record import (
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
 from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import HiddenText, refuse, require_integer, require_key
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
@@ -225,11 +228,14 @@ def cause_of_wait(error: MobileMoneyError, journal: Journal, now: datetime) -> P
     return PaymentCause.WAITS if needs_someone else PaymentCause.DELAYED
 
 
-def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime) -> PaymentRecord | None:
+def postpone(
+    journal: Journal, key: str, *, reason: Reason, at: datetime, until: datetime | None
+) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None.
 
-    A retry of a payment that has moved money after all leaves the queue. One that waits already goes on to do so:
-    someone holds it, perhaps for longer. The reason has its time: only the next try takes it back.
+    Without a time it keeps its place in the queue: the dispatcher itself waits. A retry of a payment that has moved
+    money after all leaves the queue. One that waits already goes on to do so: someone holds it, perhaps for longer.
+    The reason has its time: only the next try takes it back.
     """
     row = journal.row(key, lock=True)
     if row is None or row.state != PaymentState.QUEUED:
@@ -244,7 +250,7 @@ def postpone(journal: Journal, key: str, *, reason: Reason, at: datetime, until:
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
     is_known = record.looked_at is not None and record.cause is not None
     waits = {} if is_known else reason_columns(Reason(reason.cause, f"at {at:%Y-%m-%d %H:%M} UTC, {reason}"))
-    return to_record(journal.update(key, {"not_before": until, **waits}))
+    return to_record(journal.update(key, {"not_before": record.not_before if until is None else until, **waits}))
 
 
 def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
@@ -291,6 +297,12 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
     note = "it was not sent before its not_after"
     _take_out(journal, _columns.key.in_(keys), PaymentEvent.WITHDRAW, source=Source.CALLER, note=note, at=at)
     return keys
+
+
+def warn_late(keys: Sequence[str]) -> None:
+    """Log the payments that were taken out of the queue since they were not sent in time."""
+    if keys:
+        logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
 
 
 def _take_out(
