@@ -181,14 +181,14 @@ def restored(*, note: Note, service: Service) -> None:
     print(some if count == 1 else f"{count:,} accounts are compared with the service before their next payments.")
     others = "For each account that the backup does not know: mobilemoney payments restored --account NAME --note TEXT"
     print(visible(copyable(others)))
-    say_queued(*queued)
+    say_queued(*queued, option=" --account NAME")
 
 
-def say_queued(count: int, total: Decimal) -> None:
+def say_queued(count: int, total: Decimal, option: str = "") -> None:
     """Say which disbursements of a restored store wait in its queue, if any do."""
     if count:
         waiting = f"{output.counted(count, 'queued disbursement')} of {output.money(total)}"
-        print(visible(copyable(f"{waiting}: {RESTORED}")))
+        print(visible(copyable(f"{waiting}: {RESTORED}{option}")))
 
 
 @add_command(accounts_app, "erase")

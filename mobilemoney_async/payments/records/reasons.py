@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Mapping
 
 import attrs
+
+from mobilemoney_async.text import option
 
 OTHERS_PAY: str = (
     "SQLStore(..., sole_writer=False), and store_options = { sole_writer = false } in the profile of the commands"
@@ -31,11 +34,12 @@ RESTORED: str = (
 """Why queued disbursements wait for an operator: a cancellation is forgotten, too."""
 
 
-def reason_of_pause(paused: str | None) -> str | None:
-    """Return the sentence for a reason that the accounts' table has."""
+def reason_of_pause(paused: str | None, account: str | None = None) -> str | None:
+    """Return the sentence for a reason that the accounts' table has; with an account, its command names that."""
     if paused is None or not paused.startswith(WAS_RESTORED):
         return paused
-    return "; ".join(filter(None, [paused.removeprefix(WAS_RESTORED), RESTORED]))
+    restored = RESTORED if account is None else f"{RESTORED} {shlex.join(option('account', account))}"
+    return "; ".join(filter(None, [paused.removeprefix(WAS_RESTORED), restored]))
 
 
 class PaymentCause(enum.StrEnum):
