@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Programs read piped output by lines: wide enough that hardly any line is folded.
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 10_000
 # Words with which a command begins.
 _COMMAND = "mobilemoney "
 # Characters of a note, which the store keeps no longer one of.

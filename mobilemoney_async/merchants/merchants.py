@@ -172,6 +172,7 @@ class Merchants:
         Raises:
             InvalidRequest: `store` is missing or no SQLStore where the store of this `Merchants` is a function; or it
                 is another database than its own.
+            StoreError: On entering: the database is away, or it is another service's.
         """
         parts = self._one_store(store)
         from mobilemoney_async.merchants.worker import Worker
