@@ -395,8 +395,9 @@ def _holds_more(response: httpx.Response) -> bool:
     with suppress(Exception):  # no TLS, or, as it should be, nothing to read
         if network not in _ssl_objects:  # anyio asks the socket for much more, whatever it is asked for
             _ssl_objects[network] = network.get_extra_info("ssl_object")
-        if _ssl_objects[network].read(1):  # nothing is read where the server has ended the connection
+        if _ssl_objects[network].read(1):
             return True
+        _end_connection(response)  # the server has ended TLS on it, perhaps not TCP
     stream: Any = response.stream
     for _ in range(4):  # one around the other, the last of them httpcore's; there is no public way to its parser
         stream = getattr(stream, "_httpcore_stream", None) or getattr(stream, "_stream", stream)

@@ -229,8 +229,13 @@ class TLSConversation:
 
 
 @asynccontextmanager
-async def serve_tls(file: Path, answer: Callable[[str, bytes], Sequence[bytes]]) -> AsyncIterator[str]:
-    """Serve answers to method and body over TLS, each piece in a record of its own, all of them in one segment."""
+async def serve_tls(
+    file: Path, answer: Callable[[str, bytes], Sequence[bytes]], *, stays: bool = False
+) -> AsyncIterator[str]:
+    """Serve answers to method and body over TLS, each piece in a record of its own, all of them in one segment.
+
+    With `stays`, TCP is left open where TLS has ended.
+    """
 
     async def converse(stream: SocketStream) -> None:
         async with stream:
@@ -239,6 +244,10 @@ async def serve_tls(file: Path, answer: Callable[[str, bytes], Sequence[bytes]])
                 await conversation.begin()
                 while True:
                     await conversation.send(*answer(*await conversation.read()))
+            if stays:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    while True:
+                        await stream.receive()
 
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, converse)
@@ -291,6 +300,25 @@ async def test_the_end_of_a_connection_is_no_surplus_answer(
             await client.disbursements.create(phone_number=PHONE_NUMBER, amount=900)
     assert caught.value.is_certain
     assert asked == ["POST", "POST"]
+
+
+async def test_a_create_does_not_go_over_a_connection_that_has_ended(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers end TLS behind an answer without a word, and leave TCP open."""
+
+    def answer(method: str, body: bytes) -> Sequence[bytes]:
+        if method == "POST":
+            made = samples.acknowledgement(**json.loads(body), transaction_id="tx-MINE")
+            return [Response.json(made).to_bytes()]
+        return [Response.json(samples.found(id="tx-0")).to_bytes(), b""]
+
+    file = certificate(tmp_path, days=30)
+    trusting = ssl.create_default_context(cafile=str(file))
+    monkeypatch.setattr(transport_pool, "ssl_context", lambda: trusting)
+    async with serve_tls(file, answer, stays=True) as base_url, connect(way, base_url) as client:
+        await client.transactions.get("tx-0")
+        assert (await client.collections.create(phone_number=PHONE_NUMBER, amount=900)).id == "tx-MINE"
 
 
 async def test_an_answer_that_nobody_asked_for_is_none_to_the_next_create(way: str) -> None:
