@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
 
 import httpx
 
@@ -139,14 +140,17 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     class UnaskedError(aiohttp.ClientConnectionError):
         """Connection on which an answer came that nobody has asked for: aiohttp takes it for that to the request."""
 
+    used: WeakSet[Any] = WeakSet()
+
     class Request(aiohttp.ClientRequest):
         async def send(self, conn: Any) -> aiohttp.ClientResponse:
-            if conn.protocol.should_close:
+            if conn.protocol in used and conn.protocol.should_close:
                 raise UnaskedError  # which closes it; nothing was sent
+            used.add(conn.protocol)
             return await super().send(conn)
 
     async def send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        while True:  # until there is a connection that is new, or on which nothing has come
+        while True:  # until a connection is new, or nothing has come on it
             with suppress(UnaskedError):
                 return await send(request, handler)
 
