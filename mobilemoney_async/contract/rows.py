@@ -24,16 +24,18 @@ def repair_page(plain: Any) -> tuple[PageAnswer, set[str]] | None:
 
     Those are the fields that msgspec refuses. None if that is not enough: the values may be changed then.
     """
-    repaired = set[str]()
+    repaired, parts = set[str](), set[str | None]()
     while True:
         try:
             return msgspec.convert(plain, PageAnswer), repaired
         except msgspec.ValidationError as exc:
             place = _PLACE.search(str(exc))
-        if place is None or place[2] in repaired:
+        # A part is read as a whole, or field by field: what was read is no JSON any more.
+        if place is None or place[2] in repaired | parts:
             return None
         part, name = place.groups()
         repaired.add(name)
+        parts.add(part)
         read = field_reader(_PARTS[part] if part else Transaction, name)
         for row in plain["transactions"]:
             holder = row.get(part) if part and isinstance(row, dict) else row

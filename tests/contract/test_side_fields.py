@@ -167,6 +167,16 @@ def test_a_part_that_is_null_is_said_too() -> None:
     assert [each.partition(" ")[0] for each in plain.take_unsaid()] == ["Settlement.settled_at"]
 
 
+def test_a_part_that_is_none_costs_other_rows_nothing() -> None:
+    """Each row is read as by the converter, whatever msgspec has refused in another one before."""
+    late = {**samples.settled()["settlement"], "settled_at": "2025-01-01T10"}
+    rows = [samples.settled(settlement=late), samples.settled(id="t-2", settlement=[])]
+    page = reader(PageAnswer)(to_bytes(samples.page(*rows)))
+    settled = page.transactions[0].settlement
+    assert settled is not None and settled.settled_at is not None
+    assert page.transactions[1].settlement is None
+
+
 async def test_an_error_lacks_no_field_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     """Of an acknowledgement that there is none of, nothing is said to be missing."""
     said = {"status": "error", "error_code": "X", "message": "no"}
