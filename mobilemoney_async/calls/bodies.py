@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 # Shorter ones may be words of an error's code: a token, of a test say, and a secret of a request.
 _TOKEN_LENGTH, _SECRET_LENGTH = 12, 4
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 
 
 async def read_body(response: Any) -> Content:
@@ -72,24 +75,30 @@ def read_value(endpoint: Endpoint[T], answer: Answer, token: Secret | None, cont
         token: The token of the request, or None.
         content: The body of the request, or None.
     """
-    if answer.status_code < 300:
-        with suppress(MobileMoneyError):  # raised below
-            return read_answer(endpoint, answer)
-    try:
-        return read_answer(endpoint, _without_secrets(token, content, answer))
+    with suppress(MobileMoneyError):
+        return read_answer(endpoint, answer)
+    try:  # the same error, with other texts
+        return read_answer(endpoint, attrs.evolve(answer, without_secrets=_hiding(token, content)))
     finally:
         forget_unsaid()  # it is no answer whose fields may be missing
 
 
-def _without_secrets(token: Secret | None, content: bytes | None, answer: Answer) -> Answer:
-    body = answer.body
-    if token is not None and len(token.reveal()) >= _TOKEN_LENGTH:
-        body = body.replace(token.reveal().encode(), b"[redacted]")
+def _hiding(token: Secret | None, content: bytes | None) -> Callable[[str], str]:
+    """Return a function that hides the token and the body's secrets of a request, also where JSON escapes them."""
+    secrets = [token.reveal()] if token is not None and len(token.reveal()) >= _TOKEN_LENGTH else []
     for name, value in _fields(content):
         if isinstance(value, str) and len(value) >= _SECRET_LENGTH and names_secret(name):
-            for quoted in (value, json.dumps(value)[1:-1]):
-                body = body.replace(quoted.encode(errors="replace"), b"[redacted]")
-    return attrs.evolve(answer, body=body)
+            secrets.append(value)
+
+    def hide(text: str) -> str:
+        plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], text)
+        if not any(each in plain for each in secrets):
+            return text
+        for each in secrets:
+            plain = plain.replace(each, "[redacted]")
+        return plain
+
+    return hide
 
 
 def _fields(content: bytes | None) -> Any:

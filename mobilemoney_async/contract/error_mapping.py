@@ -11,7 +11,7 @@ does every body under a status of `_PROXY`: a proxy gives those, and the service
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -63,13 +63,18 @@ _PLAIN = re.compile(r"[A-Za-z]+(?:[_./+-][A-Za-z]+)*(?:; ?charset=[A-Za-z]+(?:-[
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """Answer as it came over the wire: the HTTP status, the headers that we read, and the body, decompressed."""
+    """Answer as it came over the wire: the HTTP status, the headers that we read, and the body, decompressed.
+
+    Attributes:
+        without_secrets: Takes the secrets of its request out of a text, for an error.
+    """
 
     status_code: int
     content_type: str | None = None
     retry_after: str | None = None
     date: str | None = None
     body: bytes = attrs.field(default=b"", repr=False)
+    without_secrets: Callable[[str], str] = attrs.field(default=str, repr=False, eq=False)
 
 
 def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
@@ -133,11 +138,11 @@ def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any],
     if kind is None and status >= 500:
         return _server_error(answer, code, _text(body, "message"))
     asked = _seconds(body.get("retry_after"))
-    otherwise = "" if code or _is_error(body) else _excerpt(answer.body)  # an error in a shape of its own
+    otherwise = "" if code or _is_error(body) else _excerpt(answer)  # an error in a shape of its own
     error = (kind or _by_status(endpoint, status, code))(
-        redact(_text(body, "message") or otherwise),
+        redact(answer.without_secrets(_text(body, "message") or otherwise)),
         status_code=status,
-        code=_shown(code),
+        code=_shown(answer, code),
         retry_after=_seconds(answer.retry_after) if asked is None else asked,
         is_certain=kind is not None,
     )
@@ -188,7 +193,7 @@ def _unreadable(
     if answer.status_code == 429 and endpoint.effect is Effect.READ:  # a proxy's: it asks to wait all the same
         asked = _seconds(answer.retry_after)
         return RateLimitExceeded("no answer of the contract", status_code=429, retry_after=asked, is_certain=False)
-    excerpt, content_type = _excerpt(answer.body), _shown(answer.content_type)
+    excerpt, content_type = _excerpt(answer), _shown(answer, answer.content_type)
     problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
     return UnexpectedResponse(
         f"HTTP {answer.status_code}, {content_type or 'no content type'}: {problem}"
@@ -201,23 +206,25 @@ def _unreadable(
 
 
 def _server_error(answer: Answer, code: str | None, message: str | None) -> ServerError:
-    excerpt, content_type = _excerpt(answer.body), _shown(answer.content_type)
+    excerpt, content_type = _excerpt(answer), _shown(answer, answer.content_type)
+    said = redact(answer.without_secrets(message)) if message else ""
     return ServerError(
-        redact(message) if message else f"{content_type or 'no content type'}: {excerpt or 'an empty body'}",
+        said or f"{content_type or 'no content type'}: {excerpt or 'an empty body'}",
         status_code=answer.status_code,
-        code=_shown(code),
+        code=_shown(answer, code),
         retry_after=_seconds(answer.retry_after),
         content_type=content_type,
         excerpt=excerpt,
     )
 
 
-def _excerpt(body: bytes) -> str:
-    return redact(body[:2000].decode("utf-8", "replace"), 120)
+def _excerpt(answer: Answer) -> str:
+    return redact(answer.without_secrets(answer.body[:2000].decode("utf-8", "replace")), 120)
 
 
-def _shown(text: str | None) -> str | None:
+def _shown(answer: Answer, text: str | None) -> str | None:
     """Return an error code or a content type: as it is, or redacted where it does not look like one."""
+    text = text and answer.without_secrets(text)
     return text if text is None or (len(text) <= 64 and _PLAIN.fullmatch(text)) else redact(text, 64)
 
 

@@ -7,6 +7,7 @@ import gc
 import gzip
 import inspect
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -36,11 +37,13 @@ from mobilemoney_async import (
     APIError,
     AsyncClient,
     ConnectionFailed,
+    InvalidCredentials,
     InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
     Priority,
     RateLimiter,
+    RateLimitExceeded,
     RequestTimeout,
     RetryPolicy,
     TransportError,
@@ -558,6 +561,36 @@ async def test_an_error_that_quotes_the_request_shows_no_secret(name: str, secre
             await SECRETIVE[name](client, secret)
     shown = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
     assert not [each for each in (secret, repr(secret), "reset-token-1", token) if each in shown]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "outcome"),
+    [
+        (b'{"status": "error", "message": "too weak"}', APIError, "refused"),
+        (b'{"status": "error", "error_code": "RATE_LIMIT_EXCEEDED", "at": 1764461234}', RateLimitExceeded, "refused"),
+        (b'{"success": false, "error": "invalid_credentials", "message": "invalid"}', InvalidCredentials, "refused"),
+    ],
+)
+@pytest.mark.parametrize("secret", ["error", "6446", "invalid", "credentials", "status"])
+async def test_a_secret_changes_no_error(secret: str, body: bytes, kind: type[APIError], outcome: str) -> None:
+    """Whatever words or digits of the answer it looks like: only the texts of the error are without it."""
+    reply = Response(200, body, {"content-type": "application/json"})
+    async with serve(replies(*[reply] * 9)) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(kind) as caught:
+            await client.with_options(retry=RetryPolicy(max_attempts=1)).users.verify_otp(PHONE_NUMBER, secret)
+    assert (type(caught.value), caught.value.outcome) == (kind, outcome)
+
+
+@pytest.mark.parametrize("escaped", [r"hunter\/2\u0026x", r"h\u0075nter\/2&x", "hunter/2&x"])
+async def test_a_secret_is_hidden_however_json_escapes_it(escaped: str) -> None:
+    for body in (f'{{"success": false, "error": "no", "message": "not {escaped}"}}', f'["{escaped}"]'):
+        reply = Response(400, body.encode(), {"content-type": "application/json"})
+        async with serve(replies(reply)) as server, make_client(base_url=server.base_url) as client:
+            with pytest.raises(MobileMoneyError) as caught:
+                await client.users.login("a@b.example", "hunter/2&x")
+        shown = str(caught.value) + repr(vars(caught.value))
+        assert "[redacted]" in shown
+        assert not re.search(r"2.{0,6}x", shown)
 
 
 async def test_the_request_is_framed_once() -> None:
