@@ -15,7 +15,7 @@ import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
 import attrs
@@ -26,9 +26,6 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.tasks import LoopClock, running_loop
 from mobilemoney_async.values import refuse, require_integer, require_seconds
-
-if TYPE_CHECKING:
-    pass
 
 # Seconds, below the resolution of clocks and floats: a timer may ring this much early.
 _TICK = 1e-9

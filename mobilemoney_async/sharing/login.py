@@ -34,7 +34,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportErro
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.login_row import Change, LoginRow, LoginTable
-from mobilemoney_async.tasks import shielded
+from mobilemoney_async.tasks import loop_time, shielded
 from mobilemoney_async.values import Secret
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -123,7 +123,7 @@ class SharedLogin(LoginAuth):
 
     def suspected(self, token: Secret) -> None:
         """Forget a token, unless a newer one has taken its place, or that has not helped any process lately."""
-        known, self._state = self._state, self._state.suspected(token, anyio.current_time())
+        known, self._state = self._state, self._state.suspected(token, self._clock.now())
         if self._state is not known:
             self._refused = (token, lambda state, now: state.suspected(token, now))
 
@@ -131,7 +131,7 @@ class SharedLogin(LoginAuth):
         """Return the token of all processes, in place of one that only this process has."""
         pause = _FIRST_LOOK
         while True:
-            now = anyio.current_time()
+            now = self._clock.now()
             if (token := self._state.fresh(now)) is not None:
                 return token
             if (refusal := self._state.refusal(now)) is not None:
@@ -141,7 +141,7 @@ class SharedLogin(LoginAuth):
             try:
                 row, logs_in, ahead = await self._visit(me)
             except StoreError as exc:
-                token = self._postpone(exc, anyio.current_time() + _DATABASE_AWAY)
+                token = self._postpone(exc, self._clock.now() + _DATABASE_AWAY)
                 warn_of_store("the login token is not shared", exc)
                 return token
             if logs_in:
@@ -159,7 +159,7 @@ class SharedLogin(LoginAuth):
         Raises:
             MobileMoneyError: The login failed a moment ago, for all or for this process, and no token is left.
         """
-        now = anyio.current_time()
+        now = self._clock.now()
         if self._state.fresh(now) is not None:
             return self._state.token
         is_waiting = now < self._cancelled.until or row.is_busy(me, now - ahead)
@@ -173,7 +173,7 @@ class SharedLogin(LoginAuth):
 
     def _postpone(self, error: MobileMoneyError, until: float) -> Secret:
         """Return the token in memory, which is not renewed before a time, or raise a copy of the error."""
-        token = self._state.valid(anyio.current_time())
+        token = self._state.valid(self._clock.now())
         if token is None:
             raise copy.copy(error) from error.__cause__
         self._state = self._state.renewed_from(until)
@@ -182,7 +182,7 @@ class SharedLogin(LoginAuth):
     async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
         """Log in as the holder of the lease, and save the result for the others; `ahead` is as in `_change`."""
         keep = partial(self._change, lambda row, now: (row.kept(me, now, ttl=self._lease), False))
-        began = anyio.current_time()
+        began = self._clock.now()
         try:
             async with renewed(keep, every=self._lease / 3):
                 token, lifetime = await self.log_in(login)
@@ -190,25 +190,25 @@ class SharedLogin(LoginAuth):
             self._cancelled.clear()
             return await self._fail(exc, me)
         except BaseException:
-            self._cancelled.add(began, anyio.current_time())
+            self._cancelled.add(began, self._clock.now())
             await self._finish(me, lambda state, _: state)
             raise
         self._cancelled.clear()
         self._own = LoginState()
-        self._state = self._state.logged_in(token, lifetime, began=began, now=anyio.current_time())
+        self._state = self._state.logged_in(token, lifetime, began=began, now=self._clock.now())
         failure = await self._finish(
             me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
         )
         if failure is not None:
             warn_of_store("the login token is not shared", failure)
-        return self._state.fresh(anyio.current_time()) or token
+        return self._state.fresh(self._clock.now()) or token
 
     async def _fail(self, error: MobileMoneyError, me: str) -> Secret:
         """Begin a pause, for all or for this process; return a token that is still valid, or raise the error."""
         is_own = isinstance(error, StoreError) or (isinstance(error, TransportError) and error.outcome == "not_sent")
         failure = await self._finish(me, lambda state, now: state if is_own else state.failed(error, now))
         is_own = is_own or failure is not None
-        now = anyio.current_time()
+        now = self._clock.now()
         if is_own:
             self._own = self._own.failed(error, now)
         if (token := self._state.fresh(now)) is None:
@@ -219,7 +219,7 @@ class SharedLogin(LoginAuth):
 
     async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused
-        now = anyio.current_time()
+        now = self._clock.now()
         may_log_in = self._own.refusal(now) is None and now >= self._cancelled.until
         visit = await self._change(
             lambda row, now: row.visited(
@@ -252,7 +252,7 @@ class SharedLogin(LoginAuth):
     async def _change(self, decide: Callable[[LoginRow, float], tuple[LoginRow, bool]]) -> tuple[LoginRow, bool, float]:
         """Change the row in one transaction, by `decide` at a time of the store, and take over its state.
 
-        Returns what `decide` has returned, and the seconds to add to the store's time to get the loop's.
+        Returns what `decide` has returned, and the seconds to add to the store's time to get ours.
 
         Raises:
             StoreError: The database failed.
@@ -273,6 +273,7 @@ class SharedLogin(LoginAuth):
             return changed, logs_in
 
         (row, logs_in), ahead = await self._database.timed(work)
+        ahead += self._clock.now() - loop_time()
         self._learn(row.state.moved(ahead))
         return row, logs_in, ahead
 
