@@ -43,8 +43,11 @@ def say_what_is_queued(id: str, service: Service) -> None:
         say("payouts", f"not followed, and still in the queue: {_describe_others(queue)}; see {listing}")
 
 
-def resume_queue(service: Service, *, yes: bool) -> None:
-    """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself."""
+def resume_queue(service: Service, *, yes: bool, with_batch: bool = False) -> None:
+    """Ask before queued payments go on, and end the pause of the account's dispatchers. Sends nothing itself.
+
+    With a batch, that was asked already; but not whether payouts go on that a restored store may have cancelled.
+    """
     from mobilemoney_async.payments.outbox.pauses import Pause, find_pause, save_pause
 
     pause, account = _read(lambda journal: (find_pause(journal), journal.find_account()), service)
@@ -57,7 +60,7 @@ def resume_queue(service: Service, *, yes: bool) -> None:
     say("payouts", said)
     queue = _find_queue(None, service)
     queued = _payments(queue.others, "queued payment", queue.others_total)
-    if not yes:
+    if not (yes or (with_batch and not pause.of_payouts)):
         require_yes(f"Is the reason gone, so that {queued} may be sent?", otherwise="nothing was changed")
 
     def resume(journal: Journal, at: datetime) -> bool:

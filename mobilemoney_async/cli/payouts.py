@@ -246,8 +246,10 @@ def status(
             approve = command_line("payouts", "approve", id, "--by", "NAME", *service.store_flags)
             advice = f"; another person approves it: {approve}" if batch.state == "proposed" else ""
             raise Refused(f"batch {id!r} is {batch.state}, not approved: nothing is sent{advice}")
+        if resume:
+            resume_queue(service, yes=yes, with_batch=True)
         confirm_sending(settings, id, service, yes=yes)
-        _send(id, service, as_json=as_json, resume=resume)
+        _send(id, service, as_json=as_json)
     else:
         batch = _run(lambda payouts: payouts.get(id), service)
         _print(batch, as_json=as_json)
@@ -337,7 +339,7 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
     return run_with_account("payouts", with_store, settings, makes_file=makes_file)
 
 
-def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> None:
+def _send(id: str, service: Service, *, as_json: bool) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
     async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
@@ -345,8 +347,6 @@ def _send(id: str, service: Service, *, as_json: bool, resume: bool = False) -> 
 
         with progress() as show:
             async with Backend(client) as backend:
-                if resume:
-                    backend.dispatcher.resume()
                 last, changed_at = (dict[str, int](), -1), anyio.current_time()
                 said = set[str]()
                 while True:

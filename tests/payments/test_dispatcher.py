@@ -29,7 +29,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
-from mobilemoney_async.sandbox.messages import Reply, payment_error
+from mobilemoney_async.sandbox.messages import Reply, auth_error, payment_error
 from mobilemoney_async.sharing.overview import read_overview
 from tests.payments.service import PHONE_NUMBER, Delay, Line, Outage, World, make_world, on_one, on_sqlite
 from tests.support.fakes import NOON
@@ -122,6 +122,21 @@ async def test_a_login_that_fails_pauses_it(world: World, answer: tuple[int, str
             await anyio.sleep(20)
             assert (dispatcher.stats.sent, dispatcher.stats.queued) == (0, 2)
             assert dispatcher.stats.paused is not None and len(pauses(events)) == 1
+
+
+@pytest.mark.slow
+@on_sqlite
+async def test_a_lack_of_permission_may_be_one_payments_own(world: World) -> None:
+    """Nothing was made; but the others go first, in case it is that payment which may not be made."""
+    reply = auth_error(403, "insufficient_permissions", "no")
+    world.sandbox.script(faults.Fault(name="permission", instead=partial(_answer, reply)), on="c2b", times=1)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 3)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(8)
+            assert (dispatcher.stats.sent, dispatcher.stats.queued) == (2, 1)
+            await anyio.sleep(40)
+            assert (dispatcher.stats.sent, dispatcher.stats.queued) == (3, 0)
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from mobilemoney_async.errors import (
     PermissionDenied,
     RateLimitExceeded,
     StoreError,
+    TransportError,
 )
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.ownership.duplicates import (
@@ -75,6 +76,9 @@ _EVENTS: Mapping[CallOutcome, PaymentEvent] = {
 
 REFUSED_FOR_ALL = (AuthenticationError, PermissionDenied, RateLimitExceeded)
 """Refusals that have nothing to do with the payment: another one would be refused, too."""
+
+NEVER_ITS_OWN = (TransportError, AuthenticationError, RateLimitExceeded)
+"""Reasons why nothing was sent that are certainly no payment's own, as a lack of permission may be."""
 
 
 _FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE)

@@ -30,19 +30,16 @@ from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.errors import (
     APIError,
-    AuthenticationError,
     DuplicateSuspected,
     IdempotencyConflict,
     InvalidRequest,
     LimitExceeded,
     MobileMoneyError,
     OutcomeUnknown,
-    RateLimitExceeded,
     StoreError,
-    TransportError,
 )
 from mobilemoney_async.events import DispatcherPaused, emit
-from mobilemoney_async.payments.creates.attempts import REFUSED_FOR_ALL
+from mobilemoney_async.payments.creates.attempts import NEVER_ITS_OWN, REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates.creates import IdempotentCreates
 from mobilemoney_async.payments.outbox.outbox import (
     Counted,
@@ -180,10 +177,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @property
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
-        paused, finishes_at = self._paused or next((each.reason for each in self._obstacles.values()), None), None
-        pause = self._order or self._pause
-        if paused is None and (pause.until is None or self._utcnow() < pause.until):
-            paused = pause.reason  # another process could not send, or disbursements wait for someone
+        pause, obstacles, finishes_at = self._order or self._pause, list(self._obstacles.values()), None
+        lasting = pause.reason if pause.lasts else None  # shown before what ends by itself
+        paused = self._paused or lasting or (obstacles[0].reason if obstacles else None)
+        if paused is None and pause.until is not None and self._utcnow() < pause.until:
+            paused = pause.reason  # another process could not send
         if paused is None and self._leased_until > anyio.current_time():
             now = self._utcnow()
             finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
@@ -220,7 +218,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Let the store have the program's last order."""
         if (order := self._order) is not None:
             await self._store.write(lambda journal: save_pause(journal, order), share_key="")
-            self._pause = order
+            self._pause = Pause(order.reason)
             if self._order is order:
                 self._order = None
 
@@ -383,7 +381,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if isinstance(error, LimitExceeded):
             is_own, pause = is_own or error.limit != "per_day", LONGEST_PAUSE
         elif not is_own:
-            is_of_all = isinstance(error, TransportError | AuthenticationError | RateLimitExceeded)
+            is_of_all = isinstance(error, NEVER_ITS_OWN)
             pause = None if is_of_all else _OWN_PAUSE + self._obstacles.next_pause(record.type)
 
         def put_off(journal: Journal, at: datetime) -> tuple[list[str], bool, bool]:
