@@ -15,6 +15,7 @@ COMPARING = {"startswith", "endswith", "removeprefix", "removesuffix", "partitio
 COMPARING |= {"index", "count", "match", "fullmatch", "search", "sub", "in_", "like", "ilike", "contains"}
 ALLOWED = {
     "configuration/profiles.py": "tomllib names the place of an error in its text only",
+    "contract/rows.py": "msgspec names the place of an error in its text only",
     "database/group.py": "old releases of psycopg show the server's last words without their code",
     "cli/following.py": "the error of an event is the name of a class",
     "payments/erasure.py": "its own mark stands in place of what was erased",

@@ -190,7 +190,7 @@ def run_at(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Run work in a loop of trio whose clock shows a time that has nothing to do with that of other runs."""
 
     async def begin() -> None:
-        await anyio.sleep(seconds)
+        await anyio.sleep(seconds)  # real time: none, on the clock below
         await work()
 
     trio.run(begin, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -225,7 +225,7 @@ def test_a_pause_of_logins_goes_on_in_another_event_loop() -> None:
 
     async def wait() -> None:
         await fail()
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.3)  # real time: none, as above
         await look_up(client)
 
     run_at(10_000, fail)
