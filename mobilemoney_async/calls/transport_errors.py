@@ -59,6 +59,7 @@ _BY_NAME = {
     "BrokenResourceError": "the connection was closed while it began",
     "EndOfStream": "the connection was closed while it began",
     "RemoteProtocolError": "the connection was closed while it began, or it is no HTTP",
+    "BadHttpMessage": "the answer is no HTTP",
     "BadStatusLine": "the answer is no HTTP",
     "ServerDisconnectedError": "the connection was closed while it began",
     "ClientConnectionResetError": "the connection was closed while it began",
