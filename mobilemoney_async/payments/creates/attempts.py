@@ -23,7 +23,7 @@ from typing import Any
 import anyio
 import attrs
 import sqlalchemy as sa
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.comparison import contradiction
@@ -161,7 +161,8 @@ class RecordedAttempts:
             share_key = self.request.key if self.limits is None else None
             write = functools.partial(self.store.write, begin, on_commit=note, share_key=share_key)
             await _write_begun(write, beginning)
-            await checkpoint_if_cancelled()  # during the commit: then it does not send
+            # A task that was cancelled during the commit does not send; and those of one group go on together.
+            await checkpoint()
         except BaseException:
             if made and made[0] is not None:
                 await shielded(lambda: self.failed("not_sent", None))
