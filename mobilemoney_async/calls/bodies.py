@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -75,30 +75,25 @@ def read_value(endpoint: Endpoint[T], answer: Answer, token: Secret | None, cont
         token: The token of the request, or None.
         content: The body of the request, or None.
     """
-    with suppress(MobileMoneyError):
-        return read_answer(endpoint, answer)
-    try:  # the same error, with other texts
-        return read_answer(endpoint, attrs.evolve(answer, without_secrets=_hiding(token, content)))
-    finally:
+    try:
+        return read_answer(endpoint, attrs.evolve(answer, without_secrets=functools.partial(_hide, token, content)))
+    except MobileMoneyError:
         forget_unsaid()  # it is no answer whose fields may be missing
+        raise
 
 
-def _hiding(token: Secret | None, content: bytes | None) -> Callable[[str], str]:
-    """Return a function that hides the token and the body's secrets of a request, also where JSON escapes them."""
+def _hide(token: Secret | None, content: bytes | None, text: str) -> str:
+    """Return a text without the token and the body's secrets of a request, also where JSON escapes them."""
     secrets = [token.reveal()] if token is not None and len(token.reveal()) >= _TOKEN_LENGTH else []
     for name, value in _fields(content):
         if isinstance(value, str) and len(value) >= _SECRET_LENGTH and names_secret(name):
             secrets.append(value)
-
-    def hide(text: str) -> str:
-        plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], text)
-        if not any(each in plain for each in secrets):
-            return text
-        for each in secrets:
-            plain = plain.replace(each, "[redacted]")
-        return plain
-
-    return hide
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], text)
+    if not any(each in plain for each in secrets):
+        return text
+    for each in secrets:
+        plain = plain.replace(each, "[redacted]")
+    return plain
 
 
 def _fields(content: bytes | None) -> Any:

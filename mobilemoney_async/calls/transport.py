@@ -387,7 +387,8 @@ def _holds_more(response: httpx.Response) -> bool:
     """Return whether more came with an answer, which httpcore would take for that to the next request.
 
     An error names no payment: one answer too many could refuse the next create, or have it sent again. Where it comes
-    later, httpcore itself closes the connection; of aiohttp's, `transport_pool` has those closed.
+    later, httpcore itself closes the connection; of aiohttp's, `transport_pool` has those closed. A connection on which
+    the server has ended TLS is ended here, since this look has read what would show it to the pool.
     """
     if response.extensions.get("http_version") == b"HTTP/2":
         return False
