@@ -75,7 +75,8 @@ def resume_queue(service: Service, *, yes: bool, with_batch: bool = False) -> No
     if (left := _read(find_pause, service)).lasts:
         say("payouts", f"the queue is still paused: {copyable(left.reason or '')}")
         return
-    say("payouts", f"the queue goes on: a dispatcher of your program sends {queued}")
+    if not with_batch:  # else this command sends them
+        say("payouts", f"the queue goes on: a dispatcher of your program sends {queued}")
 
 
 def say_released(batch: PayoutBatch, service: Service) -> None:

@@ -313,6 +313,18 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
     assert run("payouts", "status", batch, "--resume").exit_code == 2
 
 
+def test_payouts_of_a_restored_store_go_on_once_someone_was_shown_why_they_wait(shop: Path, sandbox: Sandbox) -> None:
+    """Also with --send: they may have been cancelled since the backup."""
+    batch = propose()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
+        store.execute("UPDATE mobilemoney_accounts SET paused = ':RESTORED:'")
+    asked = run("payouts", "status", batch, "--send", "--resume", answer="n\n")
+    assert "cancel again what was cancelled since" in asked.stderr
+    assert (asked.exit_code, len(sandbox.transactions)) == (1, 0), asked.stderr
+    assert "2 paid, 1 failed" in run("payouts", "status", batch, "--send", "--resume", "--yes").stdout
+
+
 def test_a_queue_without_a_batch_goes_on_too(folder: Path) -> None:
     """Once somebody has said yes to what is queued; a program's dispatcher sends it, this command nothing."""
     url, sandbox, flags = f"sqlite:///{folder}/queue.db", Sandbox(), ("--store", f"sqlite:///{folder}/queue.db")

@@ -195,7 +195,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     def resume(self) -> None:
         """Go on after a pause, of any process; after that of a restored store only if `stats.paused` has said so."""
-        self._order, self._next_at = Pause(resumed_at=self._utcnow(), of_payouts=self._pause.of_payouts), -math.inf
+        was_shown = (self._order or self._pause).of_payouts
+        self._order, self._next_at = Pause(resumed_at=self._utcnow(), of_payouts=was_shown), -math.inf
         self._unknown.clear()
         self._obstacles.clear()
         self._stir()
