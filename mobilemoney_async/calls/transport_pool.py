@@ -143,11 +143,13 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     used: WeakSet[Any] = WeakSet()
 
     class Request(aiohttp.ClientRequest):
+        _send_on = aiohttp.ClientRequest.send  # fails here, not silently, where a release of aiohttp sends otherwise
+
         async def send(self, conn: Any) -> aiohttp.ClientResponse:
             if conn.protocol in used and conn.protocol.should_close:
                 raise UnaskedError  # which closes it; nothing was sent
             used.add(conn.protocol)
-            return await super().send(conn)
+            return await self._send_on(conn)
 
     async def send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         while True:  # until a connection is new, or nothing has come on it
