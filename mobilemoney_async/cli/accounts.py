@@ -222,7 +222,10 @@ def erase(
             return [await store.erase_account(str(account))]
         return [await store.for_account(str(account)).erase(phone_number=number)]
 
-    for each in run_with_sql_store("accounts", work, find_store(service)):
+    done = run_with_sql_store("accounts", work, find_store(service))
+    if not done:
+        print("nothing is left to erase")
+    for each in done:
         told = ", ".join(f"{count} of {table.removeprefix('mobilemoney_')}" for table, count in each.rows.items())
         print(visible(f"{each.account}: erased {told or 'nothing'}"))
 
