@@ -174,7 +174,7 @@ async def task_group() -> AsyncGenerator[anyio.abc.TaskGroup]:
 
 @contextmanager
 def callers_code() -> Iterator[None]:
-    """Run a function of the caller's, which may wait for a task or a future that somebody else cancels.
+    """Run a function of the caller's, which may wait for a task or a future that another task cancels.
 
     asyncio raises its `CancelledError` for that, too, and anyio would end the whole task group in silence. Here it
     becomes an `Exception`: the `CancelledError` of `concurrent.futures`. A cancellation of this task passes.

@@ -120,7 +120,7 @@ class LoginState:
 class CancelledLogins:
     """Distance between logins that are cancelled one after the other, as by deadlines shorter than a login.
 
-    After the first the next call logs in at once: whoever cancelled it may have been alone. Each further one doubles
+    After the first the next call logs in at once: the cancelled one may have been alone. Each further one doubles
     the time from its beginning to the next login, up to 30 s.
     """
 

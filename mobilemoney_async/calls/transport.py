@@ -37,7 +37,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT = 5.0
 # Libraries with a parser that keeps the bytes after an answer.
 _PARSED = frozenset({"httpcore", "httpcore2"})
-_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # whose length is said even where there is nothing
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})  # the length is said even where there is nothing
 
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
 """Type of `AsyncClient`'s argument ``transport``."""

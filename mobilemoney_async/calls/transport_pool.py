@@ -69,7 +69,7 @@ def _is_loopback(host: str) -> bool:
 class _PlainURL(httpx.URL):
     """URL below a base URL that httpx would leave as it is: parsing it takes longer than the rest of a request.
 
-    It is parsed all the same for whoever asks for more of it than a pool does, such as instrumentation.
+    It is parsed all the same for users that ask for more of it than a pool does, such as instrumentation.
     """
 
     def __init__(self, base: httpx.URL, target: str) -> None:
@@ -138,7 +138,7 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     from httpx_aiohttp import AiohttpTransport
 
     class UnaskedError(aiohttp.ClientConnectionError):
-        """Connection on which an answer came that nobody has asked for: aiohttp takes it for that to the request."""
+        """Connection on which an answer came without a request: aiohttp takes it for that to the request."""
 
     used: WeakSet[Any] = WeakSet()
 

@@ -1,7 +1,7 @@
 """`mobilemoney login`, `logout`, `profile` and `otp …`: the user of the credentials, and one-time passwords.
 
 The service does not document its answers about users: commands show them with phone numbers masked, and without the
-fields whose names look like a secret's.
+fields with names like a secret's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STANDARD_INPUT = Path("-")
 _LONGEST_LOGIN = 365 * 86_400
 # Beside what `names_secret` finds. A one-time password may be a "code".
 _SECRET = re.compile("token|otp|pin$|code$|pass_?phrase", re.IGNORECASE)
-# Fields whose values have many digits, and are no phone numbers.
+# Fields with values of many digits that are no phone numbers.
 _PLAIN = re.compile("(?:^|_)(?:id|at|date)$", re.IGNORECASE)
 
 otp_app: typer.Typer = command_group(

@@ -111,7 +111,7 @@ _EXIT_CODES: dict[type, ExitCode] = {
 
 
 def copyable(text: str) -> str:
-    """Return an advice whose commands have the options of the running command: who wrote it did not know them."""
+    """Return an advice whose commands have the options of the running command, unknown where it was written."""
 
     def complete(found: re.Match[str]) -> str:
         group, name = found.groups()

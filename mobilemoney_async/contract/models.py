@@ -211,7 +211,7 @@ class TransactionPage(Data):
         pagination: The position of the page in the list.
         skipped: For each row that breaks the contract, its id and the reason; only in full listings.
         is_complete: False on the last page of a full listing that ended before it had shown as many transactions as the
-            service counts. That page may be empty. False on each page whose counts cannot be read.
+            service counts. That page may be empty. False on each page with counts that cannot be read.
     """
 
     transactions: tuple[Transaction, ...]

@@ -129,7 +129,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         min_interval: As for `AsyncClient.poller`, seconds.
         per_minute: As for `AsyncClient.dispatcher`.
         pause_after: As for `AsyncClient.dispatcher`. So many customers in a row who do not approve pause the whole
-            queue, payouts included, until somebody resumes; None where strangers can order.
+            queue, payouts included, until someone resumes; None where strangers can order.
         send_within: How long an order of `collect` may wait, seconds, more than 0: for the rate limit, or for another
             process if its own dies. Then it is not made, so that no phone rings for an abandoned order.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
@@ -356,7 +356,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                     create.is_shown.set()
                 creates = self.client.collections if kind == "collection" else self.client.disbursements
                 self.callbacks.track(await creates.create(**payment))
-            except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
+            except Exception as exc:  # noqa: BLE001 (logged, and raised in the tasks that wait)
                 create.error, outcome = exc, "failed"
                 if isinstance(exc, MobileMoneyError):
                     exc.idempotency_key, outcome = order, exc.outcome

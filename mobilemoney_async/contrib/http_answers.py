@@ -31,7 +31,7 @@ class HTTPAnswer:
 
 
 _NOTHING = " Nothing was paid."  # left out where the error does not prove it
-# Arguments whose value a request may hold. Any other is the program's own, and its fault no customer can correct.
+# Arguments with values that a request may hold. Any other is the program's own, and its fault no customer can correct.
 _ASKED = {"phone_number", "amount", "order", "idempotency_key", "key", "transaction_id", "reference", "external_id"}
 _ASKED |= {"page", "limit", "type", "status", "from_date", "to_date", "otp_code", "reset_token", "new_password"}
 # For a customer, by the argument that was refused.

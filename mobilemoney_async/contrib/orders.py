@@ -110,7 +110,7 @@ def read_record(record: PaymentRecord) -> OrderStatus:
         if state is OrderState.FAILED:
             reason = transaction.failure_reason or str(transaction.status)
     elif record.state is PaymentState.QUEUED and record.cause is PaymentCause.HELD:
-        state = OrderState.FINDING_OUT  # perhaps for as long as nobody decides
+        state = OrderState.FINDING_OUT  # perhaps until someone decides
     elif record.state is PaymentState.CANCELLED:
         reason = "CANCELLED"
     elif record.is_late:

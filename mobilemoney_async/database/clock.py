@@ -40,7 +40,7 @@ class Holder:
 
     Attributes:
         name: Its name, which no other one of its host has.
-        host: Of a worker's part: the host whose claim of the account protects it. Whoever claims the account next ends
+        host: Of a worker's part: the host with the claim that protects it. The next claim of the account ends
             its leases.
     """
 

@@ -267,7 +267,7 @@ def make_engine(url: sa.URL, *, patience: float = PATIENCE, makes_file: bool = T
 
 
 class _Connection(sqlite3.Connection):
-    """Connection to SQLite whose end can be noticed."""
+    """Connection to SQLite with an end that can be noticed."""
 
 
 def _before_connect(

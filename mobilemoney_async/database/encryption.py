@@ -67,7 +67,7 @@ class TokenCipher:
         return "hmac:" + hmac.digest(keys[1], message, "sha256").hex()
 
     def name_token(self, token: Secret) -> str:
-        """Return the name of an issued token, which nobody guesses. With a key, the first call takes 0.1 s."""
+        """Return the name of an issued token, which no one guesses. With a key, the first call takes 0.1 s."""
         message = _join("issued token", self._account, token.reveal())
         if self._keys is None:
             return "sha256:" + hashlib.sha256(message).hexdigest()

@@ -272,7 +272,7 @@ class Database:
             try:
                 return await run_in_thread(lambda: self._run_alone(work), limiter=limiter)
             except _LockedError:
-                # Not in the thread: whoever wants a row of one account must not keep all others waiting.
+                # Not in the thread: a wait for a row of one account must not keep all others waiting.
                 await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 

@@ -47,7 +47,7 @@ def change_lease(
 
 
 def new_holder(host: str | None) -> Holder:
-    """Return a new holder of leases, of a host whose claim of the account protects it, or of none."""
+    """Return a new holder of leases, of a host with a claim that protects it, or of none."""
     return Holder(uuid.uuid4().hex, host)
 
 

@@ -37,7 +37,7 @@ class _Transaction:
     """Transaction of an engine of ours.
 
     Attributes:
-        cursor: That of the driver for all statements, past SQLAlchemy; None where somebody listens to them there.
+        cursor: That of the driver for all statements, past SQLAlchemy; None where something listens to them there.
         pending: The statements that are left for later, and for each its parameters.
     """
 
@@ -110,7 +110,7 @@ def run_pending(connection: sa.Connection) -> None:
 
 @contextmanager
 def collect_pending(connection: sa.Connection) -> Generator[None]:
-    """Let the statements of `run` go past SQLAlchemy in a connection's only transaction, unless somebody listens there.
+    """Let the statements of `run` go past SQLAlchemy in a connection's only transaction, unless there is a listener.
 
     Those that it leaves for later are executed at the end of the block.
     """

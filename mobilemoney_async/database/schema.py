@@ -62,7 +62,7 @@ _texts, _times = partial(_columns, sa.Text), partial(_columns, UTCDateTime)
 
 
 def _key(name: str, kind: Any = sa.Text) -> sa.Column[Any]:
-    """Return a column of a primary key, whose values are never given by the database."""
+    """Return a column of a primary key, with values that are never given by the database."""
     return sa.Column(name, kind, primary_key=True, autoincrement=False)
 
 
@@ -74,7 +74,7 @@ def _index(
 
 
 def _account_table(name: str, *parts: Any, **options: Any) -> sa.Table:
-    """Return a table whose key begins with the account. The names of its indexes begin with its own."""
+    """Return a table with a key that begins with the account. The names of its indexes begin with its own."""
     full_name = f"mobilemoney_{name}"
     for each in parts:
         if isinstance(each, sa.Index):

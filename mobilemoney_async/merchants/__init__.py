@@ -1,4 +1,4 @@
-"""Many merchants in one process and on many hosts: their clients, their secrets, and who serves which account."""
+"""Many merchants in one process and on many hosts: their clients, their secrets, and the host of each account."""
 
 from mobilemoney_async.merchants.merchants import Merchants, MerchantTransport
 

@@ -3,7 +3,7 @@
 Critical section: a claim changes hands under its row's lock, and only after its end by the database's clock. A host
 counts its own claims to an earlier end, by its own clock, which goes on while the process is stopped.
 
-No statement waits for a row that somebody has locked: what concerns that row is left out, and done a second later.
+No statement waits for a locked row: what concerns that row is left out, and done a second later.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Claims:
         given_back: Sequence[str],
         most: int,
     ) -> _Found:
-        """Renew, give back and claim accounts; `pollers` are those whose leases are renewed along with that."""
+        """Renew, give back and claim accounts; `pollers` are those with leases that are renewed along with that."""
         run, host, is_own = connection.execute, self.host, _claim.host == self.host
         living = {row.host: row.looked_at for row in run(sa.select(hosts).where(hosts.c.until > now))}
         # Not before the next one is due, unless the clock was set back since.
@@ -303,16 +303,16 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
 
 
 def _update(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.Update:
-    """Return the statement that changes rows which nobody has locked."""
+    """Return the statement that changes rows that are not locked."""
     return table.update().where(_unlocked(table, where))
 
 
 def _delete(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.Delete:
-    """Return the statement that deletes rows which nobody has locked."""
+    """Return the statement that deletes rows that are not locked."""
     return table.delete().where(_unlocked(table, where))
 
 
 def _unlocked(table: sa.Table, where: Iterable[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
-    """Return a condition for those rows that nobody has locked, which are locked then: nobody waits for another."""
+    """Return a condition for those rows that are not locked, which are locked then: no process waits for another."""
     rows = sa.select(*table.primary_key).where(*where).with_for_update(skip_locked=True)
     return sa.tuple_(*table.primary_key).in_(rows)

@@ -1,6 +1,6 @@
 """Many merchants in one process: a client for each account, made when first used, and closed when idle.
 
-Owners of state: `_merchants` knows each account whose client someone holds, `_open` those that are open.
+Owners of state: `_merchants` knows each account with a client that someone holds, `_open` those that are open.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class Merchants:
         await parts.change_state(state, said, self._utcnow)
 
     async def _suspend_unknown(self, parts: AccountStore, reason: str) -> None:
-        """Suspend an account whose merchant the platform does not know; say so once for all hosts."""
+        """Suspend the account of a merchant that the platform does not know; say so once for all hosts."""
 
         async def suspend() -> None:
             if await parts.change_state(AccountState.SUSPENDED, reason, self._utcnow, by_machine=True):

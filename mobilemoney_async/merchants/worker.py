@@ -271,7 +271,7 @@ async def end(worker: Worker) -> None:
 
 
 def save_failures(connection: sa.Connection, failures: Mapping[str, str], at: datetime) -> None:
-    """Record the last failure of some accounts, by account; not of one whose row is locked: it may fail again."""
+    """Record the last failure of some accounts, by account; not of one with a locked row: it may fail again."""
     run, rows = connection.execute, [{"account": each} for each in failures]
     run(insert_missing(accounts, connection.dialect.name), rows)  # what is only queued has no row yet
     free = sa.select(accounts.c.account).where(accounts.c.account.in_(failures)).with_for_update(skip_locked=True)

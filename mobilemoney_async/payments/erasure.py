@@ -179,7 +179,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
         rows[history.name] += journal.change_rows(history, *of_entry, of_person, detail=_ERASED)
         of_line = batch_lines.c.phone_number == number
-        # Their digest is of the numbers, under no key: whoever knows the rest of the batch could try numbers.
+        # Their digest is of the numbers, under no key: with the rest of the batch one could try numbers.
         for batch in {line.batch for line in journal.rows(batch_lines, of_line)}:
             journal.change_rows(batches, batches.c.id == batch, digest=secrets.token_hex(32))
         rows[batch_lines.name] += journal.change_rows(batch_lines, of_line, phone_number=marked, info=None)

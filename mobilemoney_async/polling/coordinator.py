@@ -44,7 +44,7 @@ _LONG_AGO = timedelta(days=1)
 _SWEEP = 15.0
 # After so long without an answer another process makes the requests, seconds: the fault may be this one's.
 _STEP_DOWN_AFTER = 120.0
-# For so long it leaves the lease to them then, seconds: also with a claim, whose leases last an hour.
+# For so long it leaves the lease to them then, seconds: also with a claim: its leases last an hour.
 _STAND_BACK = 8.0
 # Times between two attempts while the store fails, seconds: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0

@@ -292,7 +292,7 @@ class Planner:
     def _saw(
         self, payment: TrackedPayment, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
     ) -> StatusUpdate | None:
-        """Learn from a row whose state was true at `at` or later; `paged_at` is infinite for a lookup."""
+        """Learn from a row with a state that was true at `at` or later; `paged_at` is infinite for a lookup."""
         payment.failures = 0
         if not payment.is_new and row.created_at is not None:
             payment.created_at = now - self._clock.age(row.created_at, now)

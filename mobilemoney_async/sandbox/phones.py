@@ -74,7 +74,7 @@ class _Line:
 
 
 class Phones:
-    """Phones of all who were ever asked to pay, paid, or sent a code. Each change in the book is followed."""
+    """Phones of all numbers that were ever asked to pay, paid, or sent a code. Each change in the book is followed."""
 
     def __init__(self, book: TransactionBook, accounts: Accounts, otps: OneTimeCodes) -> None:
         self._book = book

@@ -82,7 +82,7 @@ class Sandbox(Controls):
 
         Args:
             host: Address to listen on. Requests are answered under this host, loopback names and the address of the
-                connection only: a website whose name resolves here cannot use the sandbox.
+                connection only: a website with a name that resolves here cannot use the sandbox.
             port: TCP port; 0 takes a free one.
 
         Yields:

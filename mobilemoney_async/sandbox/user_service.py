@@ -109,7 +109,7 @@ class OneTimeCodes:
         return True
 
     def holders(self) -> tuple[str, ...]:
-        """Return everyone who has a secret, the first one first."""
+        """Return all users with a secret, the first one first."""
         return tuple(self._issued)
 
     def find(self, holder: str) -> str | None:

@@ -33,7 +33,7 @@ from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, Payme
 from mobilemoney_async.sharing.budget import find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
-"""The time zone of Tanzania, which knows no summer time. Days begin there, as they do for those who look."""
+"""The time zone of Tanzania, which knows no summer time. Days begin there, as they do for the readers."""
 
 _MINUTE = timedelta(minutes=1)
 _MINUTES = 60
@@ -113,7 +113,7 @@ class Overview(Data):
         day_began_at: When today began in Tanzania.
         today: Today's payments, by type, state and status.
         minutes: The last 60 minutes, oldest first; the last one is not over.
-        sending: Payments whose requests are on their way.
+        sending: Payments with a request on its way.
         pending: Payments that exist and are not final, of any day.
         oldest_pending: Those of them that were sent first, 10 at most.
         unknown: Payments that need attention: with an unknown result and no request on its way, with a final state that

@@ -269,7 +269,7 @@ class Comparison:
         if not record.is_final and is_final_there:
             yield difference(DifferenceKind.STATE, said, record, row)
         elif record.is_final and record.status != row.status:
-            # A final state stays: somebody has to ask which one is true.
+            # A final state stays: someone has to ask which one is true.
             step = NextStep(_ADVICE[DifferenceKind.CONTENT], tuple(_commands(DifferenceKind.CONTENT, record, row)))
             yield difference(DifferenceKind.STATE, said, record, row, step)
 

@@ -92,7 +92,7 @@ class Memory:
         admitted: The name of the credentials that may pay.
         said_at: When a difference was last reported, on the loop's clock.
         refused: The name of credentials whose look-up failed, its error, until when that counts, and for whom: those
-            who wait for an answer no longer than so many seconds.
+            that wait for an answer no longer than so many seconds.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
         in_question: Rows that may be forgotten payments; where nothing shows the service's clock, no machine can tell.

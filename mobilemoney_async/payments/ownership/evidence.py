@@ -3,7 +3,7 @@
 The contract leaves open which errors a create has, and the list's order, freshness, default range and spelling. So
 nothing is concluded from silence:
 
-- *Acknowledged* is a payment whose acknowledgement echoes the amount and the number that were asked for
+- *Acknowledged* is a payment with an acknowledgement that echoes the amount and the number that were asked for
   (`contract.comparison`). If it does not, its transaction is looked up, and is ours only if it is the payment by all
   that it shows (`names`).
 - *Adopted* is a row that fits by type, number and amount, in the contract's spelling or in one that own payments

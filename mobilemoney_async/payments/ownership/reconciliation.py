@@ -78,7 +78,7 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
 
 
 def lose_stale(journal: Journal, record: PaymentRecord, now: datetime, *, source: Source) -> PaymentRecord | StoreError:
-    """Make a payment unknown whose sender must have died."""
+    """Make a payment unknown after its sender must have died."""
     at = now if record.stale_at is None else min(now, record.stale_at)
     said = "the process that sent it did not record the result"
     return journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.LOSE, source=source, at=at, detail=said))
@@ -106,7 +106,7 @@ class Look:
     Attributes:
         evidence: That of the listing.
         verdict: The conclusion from it.
-        rival: The key of a payment whose earlier attempt may have made the match of the verdict as well.
+        rival: The key of a payment of which an earlier attempt may have made the match of the verdict as well.
         is_contradicted: Whether it contradicts known payments: then it is no look at all.
         is_part: Whether only pages near the send were read.
         is_asked: Whether a create waits for it.
@@ -290,7 +290,7 @@ def look_again(journal: Journal, transaction_id: str, *, at: datetime) -> None:
 def find_rival(
     journal: Journal, key: str, transaction: Transaction, *, query: PaymentQuery, skew: Skew | None
 ) -> str | None:
-    """Return the key of another payment whose request without an answer may have made a transaction as well, or None.
+    """Return the key of another payment with an unanswered request that may have made a transaction as well, or None.
 
     Of each payment that was released, or sent more than once, the requests that were lost count, whatever was said of
     them later; of one with a transaction only those before its last.

@@ -70,7 +70,7 @@ class PayoutLine(Data):
         state: ``proposed`` or ``cancelled``; once approved the payment's state, such as ``QUEUED`` or ``UNKNOWN``, and
             when it is final that of the transaction, such as ``SUCCESS``. After a retry, that of the payment which has
             paid the line, or else of the last one that was not cancelled.
-        transaction_id: The service's transaction, once known: that of the payment whose state it is.
+        transaction_id: The service's transaction, once known: that of the payment that has the state.
         fee: The total fee in TZS, where the service shows one, or None.
         reason: Why it failed, was refused, waits or is unknown, and under which key a retry pays it, or None.
         warning: A thing to check before the approval, as in ``PayoutBatch.warnings``, or None.

@@ -73,7 +73,7 @@ def insert_batch(
     new, content = uuid.uuid4().hex[:12], digest(rows)
     batch = {"id": new, "name": name, "digest": content, "parent": parent, "proposed_by": by, "proposed_at": at}
     journal.insert(batches, state=PROPOSED, lines=len(rows), total=f"{total_of(rows):f}", **batch)
-    # Under the account's secret key: a digest of numbers alone would show them to who tries all.
+    # Under the account's secret key: a digest of numbers alone would show them to a program that tries all.
     keys = keys_of(keyed(journal.ensure_number_key(), content), rows)
     lines = [
         {

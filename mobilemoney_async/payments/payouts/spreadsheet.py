@@ -44,7 +44,7 @@ class OddCell(HiddenText):
 
 
 def require_plain(name: str, cell: object) -> None:
-    """Raise `InvalidRequest` for a cell of which nobody can say what its author wrote, such as 2.0261128e+19."""
+    """Raise `InvalidRequest` for a cell of which no one can say what its author wrote, such as 2.0261128e+19."""
     if isinstance(cell, OddCell):
         raise unfit(f"cell {cell.place} is no text and no whole number below 2**53: {name} must be one")
 
@@ -143,7 +143,7 @@ def _check_sheet(sheet: Content) -> Iterator[tuple[int, int]]:
 
 
 def _is_hidden(element: Element, size: str, default: str) -> bool:
-    """Return whether nobody sees a row or a column: it is hidden, or not a point high or a character wide."""
+    """Return whether no reader sees a row or a column: it is hidden, or not a point high or a character wide."""
     return element.get("hidden") in _HIDDEN or float(element.get(size, default)) < 1
 
 

@@ -136,7 +136,7 @@ class AccountStore:
         self.seen[transaction_id] = fact
 
     def forget_settled(self) -> None:
-        """Forget who owned what, since the store has gone back to an earlier time; first sightings stay."""
+        """Forget the owners of rows, since the store has gone back to an earlier time; first sightings stay."""
         sightings = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool | str)}
         self.seen.clear()
         self.seen.update(sightings)

@@ -175,7 +175,7 @@ def find_changed(journal: Journal, row: Transaction) -> list[ChangedState]:
 def _find(
     journal: Journal, ended: Mapping[str, Transaction]
 ) -> tuple[Sequence[tuple[PaymentRecord, Transaction]], Collection[str]]:
-    """Return the payments with another final state than a row of theirs, and the ids whose state is settled here."""
+    """Return the payments with another final state than a row of theirs, and the ids with a settled state."""
     kept = explained(journal, [*ended])  # someone has said which state counts
     own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
     pairs = [(record, ended[str(record.transaction_id)]) for record in own if record.is_final]
