@@ -22,6 +22,7 @@ from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
+    UTCDateTime,
     changes,
     history,
     insert_missing,
@@ -53,6 +54,7 @@ from mobilemoney_async.payments.records.record import (
     move,
 )
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
+from mobilemoney_async.payments.records.statements import PAYMENTS
 from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import HiddenText, refuse, require_integer, require_key
 
@@ -63,6 +65,19 @@ _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 _columns = payments.c
 _MADE = (*_columns, FOUND_VERSION.label("version"), STATE)
 _FIRST_ENTRY, _FIRST_CHANGE = history.insert().inline(), changes.insert().inline()
+_QUEUED = PAYMENTS.where(IS_QUEUED)
+_COUNT = _QUEUED.with_only_columns(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
+_now = sa.bindparam("now", type_=UTCDateTime)
+_kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
+_NEXT = (
+    _QUEUED.where(_columns.type.in_(sa.bindparam("types", expanding=True)))
+    .where(_kind.not_in(sa.bindparam("kinds", expanding=True)))
+    .where(sa.or_(_columns.not_before.is_(None), _columns.not_before <= _now))
+    .where(sa.or_(_columns.not_after.is_(None), _columns.not_after > _now))
+    # One that was tried in vain stands behind those that were due before it is again.
+    .order_by(_columns.priority.desc(), sa.func.coalesce(_columns.not_before, _columns.created_at), _columns.key)
+    .limit(1)
+)
 
 Queued = tuple[PaymentRecord, str | None]
 """Payment in the queue, and its extra fields as JSON."""
@@ -326,20 +341,12 @@ def next_queued(
 
     Of some types, and not of one of the kinds: type, phone number and amount.
     """
-    kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
-    which = (IS_QUEUED, _columns.type.in_(sorted(map(str, types))), kind.not_in(kinds))
-    is_due = sa.or_(_columns.not_before.is_(None), _columns.not_before <= now)
-    is_late = sa.and_(_columns.not_after.is_not(None), _columns.not_after <= now)
-    # One that was tried in vain stands behind those that were due before it is again.
-    due_at = sa.func.coalesce(_columns.not_before, _columns.created_at)
-    order = (_columns.priority.desc(), due_at, _columns.key)
-    for row in journal.rows(payments, *which, is_due, ~is_late, order_by=order, limit=1):
-        return to_record(row), row.extra
-    return None
+    given = {"now": now, "types": sorted(map(str, types)), "kinds": list(kinds)}
+    row = journal.execute(_NEXT, {"of_account": journal.account, **given}).first()
+    return None if row is None else (to_record(row), row.extra)
 
 
 def count_queued(journal: Journal) -> Counted:
     """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
-    figures = (sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
-    row: Any = journal.execute(journal.select(payments, *figures).where(IS_QUEUED)).one()
+    row: Any = journal.execute(_COUNT, {"of_account": journal.account}).one()
     return row[0], row[1], row[2]

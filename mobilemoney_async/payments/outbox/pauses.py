@@ -16,6 +16,7 @@ from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import WAS_RESTORED, reason_of_pause
 from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.statements import PAYMENTS
 from mobilemoney_async.text import arguments, command_line, shown_text
 
 # Payments that were sent last, among which those are looked for that have ended.
@@ -24,6 +25,22 @@ _MOST_LATEST = 500
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 
 _columns = payments.c
+_latest = (
+    PAYMENTS.with_only_columns(
+        *(_columns[each] for each in ("type", "state", "status", "code", "error", "transaction", "sent_at"))
+    )
+    .where(_columns.sent_at.is_not(None), _columns.sent_at >= sa.bindparam("since"))
+    .order_by(_columns.sent_at.desc())
+    .limit(_MOST_LATEST)
+    .subquery()
+)
+_ENDS = (
+    sa.select(_latest)
+    .where(_latest.c.type == sa.bindparam("of_type"))
+    .where(_latest.c.state.in_([PaymentState.FINAL, PaymentState.REFUSED]))
+    .order_by(_latest.c.sent_at.desc())
+    .limit(sa.bindparam("most"))
+)
 
 
 @attrs.frozen
@@ -86,11 +103,8 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
 
     Those that were sent since a time. One that is not final yet is passed over, but ends a row of refusals.
     """
-    since_then = journal.select(payments).where(_columns.sent_at.is_not(None), _columns.sent_at >= since)
-    latest = since_then.order_by(_columns.sent_at.desc()).limit(_MOST_LATEST).subquery()
-    ended = latest.c.state.in_([PaymentState.FINAL, PaymentState.REFUSED])
-    of_type = sa.select(latest).where(latest.c.type == str(kind)).order_by(latest.c.sent_at.desc())
-    rows = journal.execute(of_type.where(ended).limit(count)).all()
+    given = {"of_account": journal.account, "since": since, "of_type": str(kind), "most": count}
+    rows = journal.execute(_ENDS, given).all()
     if len(rows) < count or len({(row.state, row.status, row.code) for row in rows}) > 1:
         return None
     last = rows[0]
