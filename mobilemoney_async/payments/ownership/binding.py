@@ -68,6 +68,7 @@ _LATEST = [
     each.limit(1).scalar_subquery().label(name) for name, each in {"newest": NEWEST, "life_until": _until}.items()
 ]
 _FACTS = sa.select(*_LATEST, *_FIELDS).select_from(_one.outerjoin(accounts, accounts.c.account == OF_ACCOUNT))
+_QUEUED_SINCE = sa.select(sa.func.min(payments.c.created_at).label("since")).where(_here, IS_QUEUED)
 _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 
@@ -142,8 +143,7 @@ class Binding:
         row = vars(run(journal.connection, statement, values))
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["first_record_at"] is None:
-            queued = journal.records(IS_QUEUED, order_by=[payments.c.created_at], limit=1)
-            row["queued_since"] = queued[0].created_at if queued else None
+            row["queued_since"] = run(journal.connection, _QUEUED_SINCE, {"of_account": journal.account}).since
         if row["newest"] is not None:
             self._store.note_newest(row["newest"])
         facts = AccountFacts(

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records.next_steps import explain, recover
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
-from mobilemoney_async.payments.records.rows import digest
+from mobilemoney_async.payments.records.rows import digest, new_number_key
 from mobilemoney_async.payments.records.statements import OF_ACCOUNT, account_column
 from mobilemoney_async.payments.records.unmatched import (
     FAILED,
@@ -152,10 +152,11 @@ class DuplicateGuard:
             # Kept once it is committed: this transaction may be rolled back.
             self._key = str(row.number_key)
             return self._key
+        row = journal.lock_account()
         begin_life(journal, now, now)
-        key = journal.ensure_number_key()
+        key = str(row.number_key or new_number_key())
         first = {"first_record_at": now, "timeline": timeline(journal.connection)}
-        journal.change_rows(accounts, accounts.c.first_record_at.is_(None), **first)
+        journal.change_locked_account(number_key=key, **(first if row.first_record_at is None else {}))
         return key
 
     def require_unsuspected(

@@ -422,7 +422,7 @@ class Recovery:
                 begin_life(journal, due.since, now)
             # Cursors of the time that the store has forgotten name other changes now.
             epoch = {"feed_epoch": new_epoch()} if count and lost is not None else {}
-            journal.change_account(**values, **epoch)
+            journal.change_rows(accounts, **values, **epoch)
             return count
 
         count = await self._store.write(record)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     IS_QUEUED,
     IS_UNIDENTIFIED,
@@ -30,6 +31,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
 from mobilemoney_async.payments.records.reasons import WAS_RESTORED
 from mobilemoney_async.payments.records.record import EXPLAINED, PaymentRecord
+from mobilemoney_async.payments.records.statements import OF_ACCOUNT
 from mobilemoney_async.payments.records.unmatched import lines_of
 from mobilemoney_async.text import printable
 
@@ -44,6 +46,8 @@ BEFORE_ALL: datetime = datetime(2001, 1, 1, tzinfo=UTC)
 _QUEUED_PAYOUTS = (_columns.type == str(TransactionType.DISBURSEMENT), IS_QUEUED)
 # For how long lives are kept.
 _KEPT = timedelta(days=30)
+_known = lives.c.until.between(sa.bindparam("first"), sa.bindparam("last"))
+_FORGET = lives.delete().where(lives.c.account == OF_ACCOUNT, ~_known)
 
 
 def go_on(journal: Journal, now: datetime) -> None:
@@ -55,8 +59,7 @@ def go_on(journal: Journal, now: datetime) -> None:
 
 def begin_life(journal: Journal, began_at: datetime, now: datetime) -> None:
     """Write that a life has begun, and forget those that ended a month ago, or that a wrong clock has written."""
-    is_known = lives.c.until.between(now - _KEPT, now + CONTACT)
-    journal.delete_rows(lives, ~is_known)
+    run(journal.connection, _FORGET, {"of_account": journal.account, "first": now - _KEPT, "last": now + CONTACT})
     journal.insert(lives, began_at=began_at, until=now)
 
 
@@ -67,7 +70,7 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     life lasts longer than the newest payment: a command since the restore may have lengthened it over the lost time, or
     begun one. Imported payments do not count: they may be of that time.
     """
-    run, columns = connection.execute, accounts.c
+    execute, columns = connection.execute, accounts.c
     pause_payouts(connection, account)
 
     def newest(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
@@ -80,23 +83,23 @@ def note_restored(connection: sa.Connection, note: str, now: datetime, *, accoun
     known = sa.case((columns.first_record_at.is_(None), sa.literal(BEFORE_ALL, UTCDateTime)), else_=last)
     sent = sa.func.coalesce(newest(lives), lives.c.began_at)
     end = sa.case((sent > lives.c.began_at, sent), else_=lives.c.began_at)
-    run(lives.update().where(_is_of(account, lives), lives.c.until > sent).values(until=end))
+    execute(lives.update().where(_is_of(account, lives), lives.c.until > sent).values(until=end))
     values = {"due_since": now, "known_until": known, "again_at": None, "went_backwards": True, "note": printable(note)}
-    return run(accounts.update().where(_is_of(account, accounts)).values(values)).rowcount
+    return execute(accounts.update().where(_is_of(account, accounts)).values(values)).rowcount
 
 
 def pause_payouts(connection: sa.Connection, account: str | None) -> None:
     """Let queued disbursements of one account or all wait until someone resumes: which were cancelled is forgotten."""
-    run, columns = connection.execute, accounts.c
+    execute, columns = connection.execute, accounts.c
     # What is only queued has no row yet.
     queued = sa.select(_columns.account).distinct().where(_columns.account.not_in(sa.select(columns.account)))
-    if names := run(queued).scalars().all() if account is None else [account]:
-        run(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
+    if names := execute(queued).scalars().all() if account is None else [account]:
+        execute(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
     has_queued = sa.exists().where(_columns.account == columns.account, *_QUEUED_PAYOUTS)
     lasting = sa.case((columns.paused_until.is_(None), sa.func.coalesce(columns.paused, "")), else_="")
     is_new = ~lasting.startswith(WAS_RESTORED)
     paused = {"paused": sa.literal(WAS_RESTORED).concat(lasting), "paused_until": None}
-    run(accounts.update().where(_is_of(account, accounts), has_queued, is_new).values(paused))
+    execute(accounts.update().where(_is_of(account, accounts), has_queued, is_new).values(paused))
 
 
 def queued_payouts(connection: sa.Connection, *, account: str | None = None) -> tuple[int, Decimal]:

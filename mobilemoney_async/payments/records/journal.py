@@ -11,7 +11,6 @@ history: only its holder adds one.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -45,6 +44,7 @@ from mobilemoney_async.payments.records.rows import (
     columns_of,
     detail_of,
     digest,
+    new_number_key,
     problem_of,
     require_same,
     to_record,
@@ -95,7 +95,11 @@ class Journal:
     def change_account(self, **values: Any) -> None:
         """Change columns of the account's row, which is made if need be, and locked until the commit."""
         self.lock_account()
-        self.change_rows(accounts, **values)
+        self.change_locked_account(**values)
+
+    def change_locked_account(self, **values: Any) -> None:
+        """Change columns of the account's row, which `lock_account` has locked."""
+        run(self.connection, sql.CHANGE_ACCOUNT, {"of_account": self.account, **values})
 
     def number_key(self) -> str:
         """Return the account's secret key of the digests of numbers, empty before its first payment."""
@@ -105,8 +109,8 @@ class Journal:
     def ensure_number_key(self) -> str:
         """Return the account's secret key of the digests of numbers, which is made if there is none."""
         if not (key := self.number_key() or self.lock_account().number_key):
-            key = secrets.token_hex(32)
-            self.change_account(number_key=key)
+            key = new_number_key()
+            self.change_locked_account(number_key=key)
         return str(key)
 
     def row(self, key: str, *, lock: bool = False) -> Any:

@@ -6,6 +6,7 @@ import functools
 import hmac
 import json
 import logging
+import secrets
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -35,6 +36,11 @@ _AS_THEY_ARE = (
     *("key", "phone_number", "attempt", "created_at", "changed_at", "sent_at", "ended_at", "stale_at", "walks"),
     *("transaction_id", "reference", "external_id", "looked_at", "next_look_at", "not_before", "not_after", "priority"),
 )
+
+
+def new_number_key() -> str:
+    """Return a secret key of an account's digests of numbers."""
+    return secrets.token_hex(32)
 
 
 def digest(key: str, phone_number: str) -> str:

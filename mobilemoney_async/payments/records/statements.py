@@ -21,6 +21,7 @@ BY_KEY = PAYMENTS.where(_columns.key == OF_KEY)
 BY_KEY_LOCKED = BY_KEY.with_for_update()
 BY_KEY_IF_FREE = BY_KEY.with_for_update(skip_locked=True)
 ACCOUNT = sa.select(accounts).where(accounts.c.account == OF_ACCOUNT)
+CHANGE_ACCOUNT = accounts.update().where(accounts.c.account == OF_ACCOUNT)
 
 
 def account_column(name: str) -> sa.Label[Any]:
