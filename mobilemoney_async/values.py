@@ -48,7 +48,7 @@ class Secret:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("a Secret holds a str")
-        self.__text = text
+        self.__text = str.__str__(text)  # as of `require_text`
 
     def reveal(self) -> str:
         """Return the text itself. Keep it out of logs."""
@@ -105,7 +105,7 @@ def hide(value: object) -> Any:
 
     In the first statement of a function: whatever fails after it, a traceback with locals shows no argument.
     """
-    return HiddenText(value) if isinstance(value, str) else value if isinstance(value, type) else type(value)
+    return hide_text(value) if isinstance(value, str | type) else type(value)
 
 
 def conceal(value: object) -> Any:
@@ -115,7 +115,7 @@ def conceal(value: object) -> Any:
 
 def hide_text(value: T) -> T:
     """Return an argument of any type, a text as one that hides itself. Where to: see `hide`."""
-    return HiddenText(value) if isinstance(value, str) else value  # type: ignore[return-value]
+    return HiddenText(str.__str__(value)) if isinstance(value, str) else value  # type: ignore[return-value]
 
 
 _UNSHOWN: Final = object()
@@ -285,12 +285,15 @@ def tanzanian(phone_number: str) -> str:
 
 
 def require_text(argument: str, value: object) -> str:
-    """Return a ``str`` that is not blank and can be encoded, or raise `InvalidRequest`."""
+    """Return a ``str`` that is not blank and can be encoded, or raise `InvalidRequest`.
+
+    Of a member of an enumeration it is the value: a database may store its ``str()``, another text, and pay twice.
+    """
     if not isinstance(value, str) or not value.strip():
         raise refuse(argument, "a str that is not blank", value if isinstance(value, str) else type(value))
     if not can_encode(value):
         raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
-    return value
+    return str.__str__(value)
 
 
 def require_secret(argument: str, value: object) -> Secret:

@@ -22,7 +22,7 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
 from mobilemoney_async.contract.plain import ANSWERS, DecodeError, OddNumber, note
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import PhoneNumber, Secret, refuse
+from mobilemoney_async.values import Secret, refuse
 
 T = TypeVar("T")
 
@@ -268,8 +268,8 @@ def encode(argument: str, body: dict[str, Any] | Fields) -> Content:
 def _reveal(value: Any) -> str:
     if isinstance(value, Secret):
         return value.reveal()
-    if isinstance(value, PhoneNumber):
-        return str(value)
+    if isinstance(value, str):  # of a class of its own, such as `PhoneNumber`
+        return str.__str__(value)
     raise TypeError("not JSON")
 
 

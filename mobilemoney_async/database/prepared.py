@@ -68,7 +68,7 @@ class _Prepared:
         for name, write in self.writers.items():
             given[name] = write(given[name])
         # Members of enumerations are texts here, for which psycopg has another way.
-        return {k: str(v) if isinstance(v, str) else v for k, v in given.items()}
+        return {k: str.__str__(v) if isinstance(v, str) else v for k, v in given.items()}
 
     def read(self, row: Sequence[Any]) -> SimpleNamespace:
         values = list(row)

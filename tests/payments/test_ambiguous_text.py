@@ -1,12 +1,14 @@
 """Texts that somebody may read otherwise: amounts, separators and keys are refused, everywhere alike."""
 
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
 
-from mobilemoney_async import AsyncClient, InvalidRequest, SQLStore
+from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, SQLStore
 from mobilemoney_async.payments.payouts.rows import read_rows
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.values import normalise_amount, normalise_phone_number
 from tests.payments.second_world import BOTH, Order, World, number
 
@@ -187,6 +189,28 @@ def test_a_number_that_only_looks_right_is_refused_with_its_cause(number: Any, c
     assert "681777888" not in str(caught.value)
     if number is not None and "tanzanian" not in cause:
         assert cause in refused([{"phone_number": number, "amount": 1}])
+
+
+class Text(str, Enum):
+    """Texts whose ``str()`` is another text, unlike that of a `StrEnum`."""
+
+    RENT, WAGE, SHOP, PHONE, AMOUNT, WORD = "rent-11", "wage-11", "shop-a", NUMBER, "5000", "word"
+
+
+async def test_a_member_of_an_enumeration_is_its_value(store_url: str) -> None:
+    """Also where a database would store its ``str()``: as another key or account, the payment would be made again."""
+    sandbox = Sandbox()
+    asked: dict[str, Any] = {"phone_number": Text.PHONE, "amount": Text.AMOUNT, "extra": {"external_id": Text.WORD}}
+    async with sandbox.client(store=SQLStore(store_url, account=Text.SHOP)) as client:
+        created = await client.disbursements.create(**asked, idempotency_key=Text.RENT)
+        await client.payments.enqueue(type="disbursement", **asked, idempotency_key=Text.WAGE)
+        assert (await client.payments.cancel(Text.WAGE, note=Text.WORD)).state is PaymentState.CANCELLED
+    asked = {"phone_number": NUMBER, "amount": 5_000, "extra": {"external_id": "word"}}
+    async with sandbox.client(store=SQLStore(store_url, account="shop-a")) as client:
+        assert await client.disbursements.create(**asked, idempotency_key="rent-11") == created
+        assert [each.key for each in await client.payments.list()] == ["rent-11", "wage-11"]
+        assert [each.external_id for each in await client.payments.find("word")] == ["word", "word"]
+    assert len(sandbox.transactions) == 1
 
 
 @pytest.mark.parametrize(
