@@ -20,6 +20,7 @@ from mobilemoney_async import (
     OutcomeUnknown,
     PaymentCause,
     PaymentState,
+    RateLimiter,
     SQLStore,
     StoreError,
     TransactionNotFound,
@@ -95,6 +96,33 @@ async def test_a_forgotten_row_without_a_time_stops_its_kind(world: World, *, is
             await world.reconcile(client, 2 * GRACE, 2 * GRACE)
         await stopped(world, client, orders)
         await world.pay(client, [order("disbursements", "new", 300)])
+
+
+@pytest.mark.slow
+async def test_what_is_paid_until_a_comparison_is_repeated_hides_no_loss(world: World) -> None:
+    """The list is late by 25 minutes, and collections go on: the repetition begins where the first comparison did."""
+    orders = await sell(world, "disbursements", forgotten=2)
+    world.service.list = ListBehaviour(lag=timedelta(minutes=25))
+    async with world.client(store=SQLStore(world.url, grace=30 * MINUTE)) as client:
+        await client.payments.restored(note="Asha: backup of noon")
+        assert isinstance(await world.attempt(client, orders[0]), StoreError)
+        for each in range(8):
+            await anyio.sleep(5 * MINUTE)
+            await world.pay(client, [order("collections", f"new {each}", 300 + each)])
+            await client.payments.reconcile()
+        await stopped(world, client, orders)
+
+
+async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(tmp_path: Path) -> None:
+    """It has passed the check of the store before someone said that a backup was restored."""
+    world = make_world(f"sqlite:///{tmp_path / 'payments.db'}")  # PostgreSQL shares the limit by its own clock
+    async with world.client(rate_limiter=RateLimiter(per_minute=2, burst=1)) as client, world.client() as operator:
+        await world.pay(client, [order("disbursements", "first")])
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(world.attempt, client, order("disbursements", "waits", 2))
+            await anyio.sleep(1)
+            await operator.payments.restored(note="Asha: backup of noon")
+        assert (world.posts("waits"), await operator.payments.get("waits")) == (0, None)
 
 
 async def test_a_count_of_more_than_was_asked_for_holds_up_nobody_with_older_payments(world: World) -> None:

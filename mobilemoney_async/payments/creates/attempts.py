@@ -29,7 +29,7 @@ from mobilemoney_async.configuration.disbursement_limits import DisbursementLimi
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.prepared import run
-from mobilemoney_async.database.schema import FOUND_VERSION, Row, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import FOUND_VERSION, Row, accounts, insert_missing, payments, require_known
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -43,6 +43,7 @@ from mobilemoney_async.errors import (
     TransportError,
 )
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
+from mobilemoney_async.payments.ownership.binding import wait
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
     SUSPECT,
@@ -62,6 +63,7 @@ from mobilemoney_async.payments.records.record import (
     withdrawal,
 )
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
+from mobilemoney_async.payments.records.statements import ACCOUNT
 from mobilemoney_async.tasks import monotonic, shielded
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -81,7 +83,9 @@ NEVER_ITS_OWN = (TransportError, AuthenticationError, RateLimitExceeded)
 """Reasons why nothing was sent that are certainly no payment's own, as a lack of permission may be."""
 
 
-_FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE)
+_must_compare = sa.or_(accounts.c.due_since.is_not(None), accounts.c.went_backwards)
+_MUST_COMPARE: sa.Label[Any] = ACCOUNT.with_only_columns(_must_compare).scalar_subquery().label("must_compare")
+_FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE, _MUST_COMPARE)
 _CHECKS = sa.select(*_FOUND)
 
 
@@ -349,6 +353,8 @@ class Beginning:
         """Raise the error that forbids the payment, by the columns of `_CHECKS`: it ends the transaction."""
         require_known(found.version)
         require_active(journal, found.account_state)
+        if found.must_compare and self.guard.sole_writer is not False and checks["of_payout"]:
+            raise wait("has to be compared with the service before a disbursement, which began before that was known")
         if not self.guard.has(found.account_number_key):  # the store went back to before the account's first payment
             checks = self.guard.parameters(journal, self.request, checks["of_now"])
             found = run(journal.connection, _CHECKS, checks)

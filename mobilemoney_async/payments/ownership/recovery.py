@@ -403,7 +403,8 @@ class Recovery:
         facts, now = due.facts, self._pipeline.utcnow()
         values |= {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME))), "went_backwards": True}
         if flaw is None:
-            values |= {"due_since": None, "known_until": None, "again_at": again_at, "timeline": facts.timeline_now}
+            known = None if again_at is None else due.newest  # what is paid until then shows nothing either
+            values |= {"due_since": None, "known_until": known, "again_at": again_at, "timeline": facts.timeline_now}
             values["went_backwards"] = due.went_backwards and again_at is not None
         else:  # from when on someone may say that they have compared it
             values["again_at"] = facts.settles_at(due.since, self._grace)
@@ -426,8 +427,8 @@ class Recovery:
             return count
 
         count = await self._store.write(record)
-        is_told = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
-        if count and lost is not None and not is_told:
+        is_recent = facts.lost_at is not None and due.since - facts.lost_at < _DAY and facts.has_others(due.since)
+        if count and lost is not None and (due.went_backwards or not is_recent):
             self._report(count, lost.start)
         if count is not None and flaw is None:
             self._store.due_since = None
