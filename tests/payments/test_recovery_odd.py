@@ -113,6 +113,26 @@ async def test_what_is_paid_until_a_comparison_is_repeated_hides_no_loss(world: 
         await stopped(world, client, orders)
 
 
+@pytest.mark.parametrize("is_said", [True, False])
+async def test_a_store_that_went_backwards_is_told_though_another_loss_was_told_today(
+    world: World, *, is_said: bool
+) -> None:
+    """Where another system pays, a loss that nothing shows is told once a day; someone's word is not put off."""
+    events = list[Any]()
+    orders = await sell(world, "collections", forgotten=1)
+    now = world.utcnow()
+    edit(world.url, accounts.update().values(lost_at=now, others_until=now + timedelta(days=9)))
+    await anyio.sleep(10 * MINUTE)
+    async with world.client(on_event=events.append) as client:
+        if is_said:
+            await client.payments.restored(note="Asha: backup of noon")
+        await world.pay(client, [order("collections", "new", 300)])
+        await world.reconcile(client, 2 * GRACE)
+        assert [each.is_gap for each in await client.payments.unclaimed()] == [True]
+    assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1] * is_said
+    assert world.posts(orders[0].key) == 1
+
+
 async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(tmp_path: Path) -> None:
     """It has passed the check of the store before someone said that a backup was restored."""
     world = make_world(f"sqlite:///{tmp_path / 'payments.db'}")  # PostgreSQL shares the limit by its own clock
