@@ -21,6 +21,7 @@ from mobilemoney_async.payments.records.due import Work, accounts_with_work, due
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRequest
+from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA
 from mobilemoney_async.payments.records.unmatched import thin
 from tests.support.fakes import NOON
 
@@ -32,6 +33,12 @@ Ask = Callable[[Journal, datetime], object]
 
 def is_due(journal: Journal, now: datetime) -> object:
     return due(journal, now, key=None, grace=GRACE)
+
+
+def is_listed_whole(journal: Journal, now: datetime) -> object:
+    return any(
+        each.in_whole_days for each in due(journal, now, key="order-1", grace=GRACE) if each.record.key == "order-1"
+    )
 
 
 def has_work(work: Work) -> Ask:
@@ -142,28 +149,152 @@ OTHERS = [
 ]
 
 
+OTHER = {"key": "other", "amount": "1", "state": "FINAL", "stops_kind": False, "transaction_id": "tx-1"}
+OPEN = {
+    "sent_at": NOON - DAY,
+    "ended_at": NOON - DAY,
+    "next_look_at": NOON + DAY,
+    "walks": 1,
+    "walked_at": NOON - DAY / 2,
+}
+LATER = {**OPEN, "cause": PaymentCause.NO_LATER.value}, {"sent_at": NOON - DAY, "ended_at": NOON - DAY / 2}
+SINCE = {"sent_at": NOON - 2 * DAY, "ended_at": NOON - DAY, "changed_at": NOON - DAY / 2}
+EARLIER = {**OPEN, "cause": PaymentCause.NO_EARLIER.value}, SINCE
+ALWAYS, NEVER = (True,) * 3, (False,) * 3
+WITNESSES = [
+    (LATER, {}, {}, ALWAYS),
+    (LATER, {"walks": 0, "walked_at": None}, {}, ALWAYS),
+    (LATER, {"walked_at": NOON - timedelta(seconds=GRACE / 2)}, {}, FROM),
+    (LATER, {"sent_at": NOON - 7 * DAY}, {}, UNTIL),
+    (LATER, {}, {"ended_at": NOON - timedelta(seconds=GRACE)}, FROM),
+    (LATER, {}, {"sent_at": NOON - DAY - TICK}, NEVER),
+    (LATER, {"cause": PaymentCause.RIVAL.value}, {}, NEVER),
+    (EARLIER, {}, {}, ALWAYS),
+    (EARLIER, {"cause": PaymentCause.TOO_OLD.value}, {}, ALWAYS),
+    (EARLIER, {}, {"sent_at": NOON - 14 * DAY}, UNTIL),
+    (EARLIER, {}, {"ended_at": NOON - DAY + TICK}, NEVER),
+    (EARLIER, {"looked_at": NOON - DAY / 2 - TICK}, {}, ALWAYS),
+    (EARLIER, {"looked_at": NOON - DAY / 2}, {}, NEVER),
+    (EARLIER, {"ended_at": NOON - DAY / 2}, {}, NEVER),
+    *(
+        (each, {}, other, NEVER)
+        for each in (LATER, EARLIER)
+        for other in (
+            {"account": "shop-2"},
+            {"type": "disbursement"},
+            {"transaction_id": None},
+            {"attempt": 2},
+            {"extra_digest": UNKNOWN_EXTRA},
+        )
+    ),
+]
+
+
+def insert(connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> None:
+    values: dict[str, Any] = {"account": "default", **row}
+    if table is payments:
+        values = {"type": "collection", "phone_number": NUMBER, "amount": "1000", "extra_digest": "", **values}
+        values = {"key": "order-1", "state": "UNKNOWN", "attempt": 1, "stops_kind": True, **values}
+        values = {"created_at": NOON - 2 * DAY, "changed_at": NOON - 2 * DAY, **values}
+    if table is unmatched:
+        times = dict.fromkeys(("created_at", "first_seen_at", "due_at", "changed_at"), NOON)
+        shown = {"transaction_id": "tx-1", "amount": "1000", "shown_number": "+25578***0789", "status": "SUCCESS"}
+        values = {"type": "collection", **shown, **times, **values}
+    connection.execute(table.insert().values(values))
+
+
+def ask_around(url: str, ask: Ask, *rows: tuple[sa.Table, dict[str, Any]]) -> tuple[bool, ...]:
+    """Return the answers about some rows a microsecond before NOON, then, and a microsecond later."""
+    engine, found = sa.create_engine(url, poolclass=sa.pool.NullPool), list[bool]()
+    for now in (NOON - TICK, NOON, NOON + TICK):
+        with engine.connect() as connection:  # rolled back each time
+            insert(connection, accounts, {"feed_last": 1})
+            for each in rows:
+                insert(connection, *each)
+            found.append(bool(ask(Journal(connection, "default"), now)))
+    return tuple(found)
+
+
 @pytest.mark.parametrize(("table", "row", "ask", "yes"), [*((payments, *each) for each in PAYMENTS), *OTHERS])
 def test_each_moment_belongs_to_one_side(
     sqlite_file_url: str, table: sa.Table, row: dict[str, Any], ask: Ask, yes: tuple[bool, ...]
 ) -> None:
     """What is due from a time on is due at it; what counts for a day counts at its end, or not, always alike."""
-    kind = {"type": "collection", "phone_number": NUMBER, "amount": "1000"}
-    values: dict[str, Any] = {"account": "default", **row}
-    if table is payments:
-        values = {**kind, "key": "order-1", "state": "UNKNOWN", "attempt": 1, "stops_kind": True, **values}
-        values = {"extra_digest": "", "created_at": NOON - 2 * DAY, "changed_at": NOON - 2 * DAY, **values}
-    if table is unmatched:
-        times = dict.fromkeys(("created_at", "first_seen_at", "due_at", "changed_at"), NOON)
-        shown = {"transaction_id": "tx-1", "amount": "1000", "shown_number": "+25578***0789", "status": "SUCCESS"}
-        values = {"type": "collection", **shown, **times, **values}
+    first = (changes, {"name": "order-1", "entry": 1, "at": NOON - DAY, "number": 1})
+    rows = [first] * (ask is is_kept and table is payments)
+    assert ask_around(sqlite_file_url, ask, *rows, (table, row)) == yes
+
+
+@pytest.mark.parametrize(("two", "changed", "other", "yes"), WITNESSES)
+def test_a_payment_is_due_once_another_can_be_compared(
+    sqlite_file_url: str, two: Any, changed: dict[str, Any], other: dict[str, Any], yes: tuple[bool, ...]
+) -> None:
+    """One of its account and type, sent once, at a time that a listing may show with it."""
+    rows = (payments, {**two[0], **changed}), (payments, {**OTHER, **two[1], **other})
+    assert ask_around(sqlite_file_url, is_due, *rows) == yes
+    assert ask_around(sqlite_file_url, is_listed_whole, *rows) == (NEVER if changed.get("walks") == 0 else yes)
+
+
+@pytest.mark.parametrize(
+    ("row", "yes"),
+    [
+        ({"walks": 1}, ALWAYS),
+        ({"walks": 1, "next_look_at": NOON}, FROM),
+        ({"walks": 0}, NEVER),
+        ({"walks": 2, "cause": PaymentCause.NO_LATER.value}, NEVER),
+        ({"walks": 2, "cause": PaymentCause.RIVAL.value}, ALWAYS),
+        ({"walks": 2}, ALWAYS),
+        ({"state": "ABSENT", "walks": 2}, NEVER),
+        (RELEASED, ALWAYS),
+    ],
+)
+def test_whole_days_are_read_where_they_decide(
+    sqlite_file_url: str, row: dict[str, Any], yes: tuple[bool, ...]
+) -> None:
+    """A listing of whole days costs the most. What another create has asked for is not read for this one."""
+    others = {"key": "other", "state": "RELEASED", "looked_at": NOON, "stops_kind": False}
+    assert ask_around(sqlite_file_url, is_listed_whole, (payments, row), (payments, others)) == yes
+
+
+def test_the_oldest_payments_are_looked_for_first(sqlite_file_url: str) -> None:
+    """Those of one time by their keys, whatever their states."""
+
+    def ask(journal: Journal, now: datetime) -> bool:
+        return [each.record.key for each in due(journal, now, key=None, grace=GRACE)] == ["c", "a", "b"]
+
+    rows = {"a": {"state": "ABSENT", "ended_at": NOON}, "b": {}, "c": {**RELEASED, "created_at": NOON - 3 * DAY}}
+    made = [(payments, {"changed_at": NOON, **row, "key": key, "stops_kind": False}) for key, row in rows.items()]
+    assert ask_around(sqlite_file_url, ask, *reversed(made)) == ALWAYS
+
+
+def test_only_accounts_with_work_are_opened(sqlite_file_url: str) -> None:
+    """A late payment leaves the queue of any account; an account that is suspended has no other work."""
+    queued = {**QUEUED, "not_after": NOON + DAY}
+    late = {**QUEUED, "not_after": NOON}
+    acknowledged = {"state": "ACKNOWLEDGED", "transaction_id": "tx-1", "status": "PENDING"}
+    rows: list[tuple[str, list[dict[str, Any]], Work]] = [
+        ("", [queued], Work.DISPATCH),
+        ("", [{**QUEUED, "not_before": NOON + DAY}], Work(0)),
+        ("", [{"state": "SENDING", "stale_at": NOON + DAY}], Work(0)),
+        ("", [{"stale_at": NOON, "next_look_at": NOON + DAY}], Work(0)),
+        ("", [{"state": "FINAL", "stale_at": NOON, "ended_at": NOON, "not_after": NOON}], Work(0)),
+        ("", [{"state": "ABSENT", "ended_at": NOON}], Work.RECONCILE),
+        ("", [{**SOFT, "stops_kind": False}], Work.RECONCILE),
+        ("", [{**RELEASED, "changed_at": NOON}], Work.RECONCILE),
+        ("", [acknowledged, {"key": "b", "amount": "1"}, {**late, "key": "c"}], Work(7)),
+        ("SUSPENDED", [acknowledged, {"key": "b", "amount": "1"}, {**queued, "key": "c"}], Work(0)),
+        ("SUSPENDED", [acknowledged, {**late, "key": "c", "amount": "1"}], Work.DISPATCH),
+        ("REMOVED", [acknowledged, {**queued, "key": "c", "amount": "1"}], Work.FOLLOW),
+        ("REMOVED", [{}, {**late, "key": "c", "amount": "1"}], Work.RECONCILE | Work.DISPATCH),
+        ("REMOVED", [{"state": "FINAL", "not_after": NOON}, {**queued, "key": "c"}], Work(0)),
+        ("REMOVED", [], Work(0)),
+    ]
     engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
-    found = []
-    for now in (NOON - TICK, NOON, NOON + TICK):
-        with engine.connect() as connection:  # rolled back each time
-            connection.execute(accounts.insert().values(account="default", feed_last=1))
-            if ask is is_kept and table is payments:
-                first = {"account": "default", "name": "order-1", "entry": 1, "at": NOON - DAY, "number": 1}
-                connection.execute(changes.insert().values(first))
-            connection.execute(table.insert().values(values))
-            found.append(bool(ask(Journal(connection, "default"), now)))
-    assert tuple(found) == yes
+    with engine.connect() as connection:
+        for number, (state, made, _) in enumerate(rows):
+            insert(connection, accounts, {"account": f"shop-{number:02}", "state": state or None})
+            for row in made:
+                insert(connection, payments, {"stops_kind": False, **row, "account": f"shop-{number:02}"})
+        found = accounts_with_work(connection, NOON, GRACE)
+    expected = {f"shop-{number:02}": work for number, (*_, work) in enumerate(rows)}
+    assert found == {account: work for account, work in expected.items() if work}
