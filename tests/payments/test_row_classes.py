@@ -1,18 +1,33 @@
 """Each row of the list has one class: laws of `payments.ownership.comparison`."""
 
 from datetime import timedelta
+from decimal import Decimal
+from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mobilemoney_async import TransactionStatus, TransactionType, UnclaimedTransaction
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.payments.ownership.comparison import Lives, RowClass, RowFacts, Span
+from mobilemoney_async.payments.ownership.comparison import (
+    CLOCKS,
+    AccountFacts,
+    DueComparison,
+    Lives,
+    RowClass,
+    RowFacts,
+    Span,
+)
 from mobilemoney_async.payments.ownership.matching import Skew
+from mobilemoney_async.payments.records.record import PaymentRequest
+from mobilemoney_async.payments.records.unmatched import Line
 from tests.payments.listed import row as listed
 from tests.support.fakes import NOON
 
 SETTLED = timedelta(seconds=155)
+TICK, SECOND, HOUR = timedelta(microseconds=1), timedelta(seconds=1), timedelta(hours=1)
 NO_SKEW = Skew(low=timedelta(0), high=timedelta(0))
 ids = st.sampled_from(["TX1", "TX2", "TX3"])
 moments = st.integers(-60, 60).map(lambda minutes: NOON + timedelta(minutes=minutes))
@@ -74,3 +89,57 @@ def test_what_an_earlier_life_remembers_is_of_no_lost_time(
         assert not any(each.start + SETTLED < at < each.end for each in earlier)
     else:
         assert all(known.lives.remember(row.created_at, skew, before=each.start) for each in held)
+
+
+def test_a_life_remembers_what_lies_inside_it_whatever_the_clocks_show() -> None:
+    """Once it has lasted as long as a payment of before may be on its way; to the microsecond."""
+    life, skew = Span(NOON, NOON + HOUR), Skew(low=SECOND, high=3 * SECOND)
+    assert [life.holds(at) for at in (None, NOON - TICK, NOON, life.end, life.end + TICK)] == [0, 0, 1, 1, 0]
+    lives = Lives(spans=[Span(NOON - 2 * HOUR, NOON - HOUR), life], settled=SETTLED)
+    assert (lives.began_at, lives.hold(NOON), lives.hold(NOON - TICK)) == (NOON, True, False)
+    first, last, middle = NOON + SETTLED + skew.high, life.end + skew.low, NOON + HOUR / 2
+    assert [lives.remember(at, skew) for at in (first, first + TICK, last - TICK, last)] == [False, True, True, False]
+    started = NOON + skew.high
+    assert not lives.remember(middle, skew, before=started)
+    assert lives.remember(middle, skew, before=started + TICK)
+    assert lives.remember(middle, Skew(low=0 * SECOND, high=CLOCKS))
+    assert not lives.remember(middle, Skew(low=0 * SECOND, high=CLOCKS + TICK))
+    assert not lives.remember(None, skew)
+    assert not lives.remember(middle, None)
+
+
+@pytest.mark.parametrize("went_backwards", [True, False])
+def test_a_lost_time_is_wider_by_what_the_clocks_may_differ(went_backwards: bool) -> None:
+    """It keeps whether the store itself has shown that it went backwards."""
+    due = DueComparison(facts=AccountFacts(), since=NOON, newest=NOON - HOUR, went_backwards=went_backwards)
+    lost = due.lost_time(Skew(low=-SECOND, high=2 * SECOND))
+    assert lost == Span(NOON - HOUR - SECOND - CLOCKS, NOON + 2 * SECOND + CLOCKS, went_backwards)
+
+
+@pytest.mark.parametrize(
+    ("changed", "digest", "is_of"),
+    [
+        ({}, "own", True),
+        ({}, "other", False),
+        ({"type": "payout"}, "own", True),
+        ({"type": "disbursement"}, "own", False),
+        ({"amount": Decimal(999)}, "own", False),
+        ({"phone_number": "+25578***0788"}, None, False),
+        ({}, None, True),
+        ({"phone_number": "***788"}, None, True),
+        ({"phone_number": "***0788"}, None, False),
+    ],
+)
+def test_a_line_is_of_a_kind_as_far_as_it_was_shown(changed: dict[str, Any], digest: str | None, is_of: bool) -> None:
+    """By the digest of the number, or by the digits that the list shows, if they are enough to tell."""
+    changed = {**changed, "type": TransactionType(changed.get("type", "collection"))}
+    shown = UnclaimedTransaction(
+        transaction_id="tx-1",
+        status=TransactionStatus.SUCCESS,
+        created_at=NOON,
+        first_seen_at=NOON,
+        **{"amount": Decimal(1000), "phone_number": "+25578***0789", **changed},
+    )
+    kind = TransactionType.COLLECTION
+    payment = PaymentRequest(key="k", type=kind, phone_number="+255780000789", amount="1000", extra_digest="")
+    assert Line(shown, digest, NOON, None).is_of(payment, "own") is is_of
