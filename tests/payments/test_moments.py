@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import attrs
 import pytest
 import sqlalchemy as sa
 
@@ -17,8 +18,9 @@ from mobilemoney_async.payments.outbox.pauses import equal_ends
 from mobilemoney_async.payments.ownership.reconciliation import mark_stale
 from mobilemoney_async.payments.ownership.searches import begin_life, go_on, newest_owned
 from mobilemoney_async.payments.ownership.surplus import count_unclaimed
-from mobilemoney_async.payments.records.due import Work, accounts_with_work, due
+from mobilemoney_async.payments.records.due import Work, accounts_with_work, due, neighbours
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.queries import needing_someone
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRequest
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA
@@ -58,6 +60,10 @@ def is_lost(journal: Journal, now: datetime) -> object:
     return journal.count(payments, payments.c.state == "UNKNOWN")
 
 
+def needs_someone(journal: Journal, now: datetime) -> object:
+    return journal.count(payments, sa.or_(*needing_someone(now)))
+
+
 def counts(journal: Journal, now: datetime) -> object:
     request = PaymentRequest(key="next", type=TransactionType.DISBURSEMENT, phone_number=NUMBER, amount="1")
     try:
@@ -73,9 +79,10 @@ def is_last(journal: Journal, now: datetime) -> object:
 
 def stays_open(journal: Journal, now: datetime) -> object:
     try:
-        return not erase_number(journal, NUMBER, now)
+        erase_number(journal, NUMBER, now)
     except StoreError:
         return True
+    return False
 
 
 def is_kept(journal: Journal, now: datetime) -> object:
@@ -125,6 +132,7 @@ PAYMENTS = [
     ({**RELEASED, "changed_at": NOON - 30 * DAY}, stays_open, UNTIL),
     ({"state": "SENDING", "stale_at": NOON}, has_work(Work.RECONCILE), FROM),
     ({"state": "SENDING", "stale_at": NOON}, is_lost, FROM),
+    ({"state": "SENDING", "stale_at": NOON}, needs_someone, FROM),
     ({**QUEUED, "not_before": NOON + MINUTE}, has_work(Work.DISPATCH), FROM),
     ({**QUEUED, "not_before": NOON + DAY, "not_after": NOON + MINUTE}, has_work(Work.DISPATCH), FROM),
     ({**QUEUED, "not_before": NOON}, is_next, FROM),
@@ -233,6 +241,31 @@ def test_a_payment_is_due_once_another_can_be_compared(
     rows = (payments, {**two[0], **changed}), (payments, {**OTHER, **two[1], **other})
     assert ask_around(sqlite_file_url, is_due, *rows) == yes
     assert ask_around(sqlite_file_url, is_listed_whole, *rows) == (NEVER if changed.get("walks") == 0 else yes)
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "ended_at", "yes"),
+    [
+        (NOON - 7 * DAY, NOON - DAY, UNTIL),
+        (NOON - DAY, NOON, FROM),
+        (NOON, NOON + MINUTE, UNTIL),
+        (NOON + 7 * DAY, NOON + 7 * DAY, FROM),
+        (NOON + DAY, NOON + 8 * DAY, FROM),
+    ],
+)
+def test_the_payments_of_a_week_on_each_side_are_compared(
+    sqlite_file_url: str, sent_at: datetime, ended_at: datetime, yes: tuple[bool, ...]
+) -> None:
+    """Those that had ended before it was sent, or began after its end and have settled."""
+
+    def ask(journal: Journal, now: datetime) -> object:
+        record = journal.find("order-1")
+        assert record is not None
+        sent = attrs.evolve(record, sent_at=now, ended_at=now)
+        return neighbours(journal, sent, settled_at=now + 8 * DAY)
+
+    other = {**OTHER, "sent_at": sent_at, "ended_at": ended_at}
+    assert ask_around(sqlite_file_url, ask, (payments, {}), (payments, other)) == yes
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from mobilemoney_async import TransactionStatus, TransactionType, UnclaimedTrans
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
+    CONTACT,
     AccountFacts,
     DueComparison,
     Lives,
     RowClass,
     RowFacts,
     Span,
+    is_comparison_due,
 )
 from mobilemoney_async.payments.ownership.matching import Skew
 from mobilemoney_async.payments.records.record import PaymentRequest
@@ -102,10 +104,25 @@ def test_a_life_remembers_what_lies_inside_it_whatever_the_clocks_show() -> None
     started = NOON + skew.high
     assert not lives.remember(middle, skew, before=started)
     assert lives.remember(middle, skew, before=started + TICK)
-    assert lives.remember(middle, Skew(low=0 * SECOND, high=CLOCKS))
-    assert not lives.remember(middle, Skew(low=0 * SECOND, high=CLOCKS + TICK))
+    assert lives.remember(middle, Skew(low=-CLOCKS / 2, high=CLOCKS / 2))
+    assert not lives.remember(middle, Skew(low=-CLOCKS / 2, high=CLOCKS / 2 + TICK))
     assert not lives.remember(None, skew)
     assert not lives.remember(middle, None)
+
+
+def test_facts_of_an_account_change_at_their_moments() -> None:
+    """A life lasts for less than five minutes after its latest sign; and so on, to the microsecond."""
+    around = [NOON - TICK, NOON, NOON + TICK]
+    assert [AccountFacts(queued_since=NOON - CONTACT).is_in_use(now) for now in around] == [False, False, True]
+    assert [AccountFacts(life_until=NOON - CONTACT).is_in_contact(now) for now in around] == [True, False, False]
+    assert [AccountFacts(life_until=NOON + CONTACT).is_in_contact(now) for now in around] == [False, False, True]
+    assert [AccountFacts(others_until=NOON).has_others(now) for now in around] == [True, False, False]
+    again = AccountFacts(again_at=NOON)
+    assert not any(is_comparison_due(again, now) for now in around)
+    used = attrs.evolve(again, first_record_at=NOON - HOUR)
+    assert [is_comparison_due(used, now) for now in around] == [False, True, True]
+    assert [again.settles_at(now, HOUR) for now in around] == [NOON, *(now + HOUR for now in around[1:])]
+    assert {attrs.evolve(again, due_since=NOON).settles_at(now, HOUR) for now in around} == {NOON}
 
 
 @pytest.mark.parametrize("went_backwards", [True, False])
