@@ -11,6 +11,7 @@ from mobilemoney_async import Acknowledgement, Transaction, TransactionStatus
 from mobilemoney_async.contract.comparison import (
     contradiction,
     differences,
+    international,
     local_digits,
     may_be_number,
     own_local_digits,
@@ -139,3 +140,17 @@ def test_a_number_of_nine_to_twelve_digits_is_looked_for_by_the_last_nine(length
     """A shorter one has no nine, and of a longer one a text may show twelve others."""
     own = "+" + "123456789012345"[:length]
     assert own_local_digits(own) == (own[-9:] if 9 <= length <= 12 else None)
+
+
+@pytest.mark.parametrize(
+    "shown", ["780000789", "0780 000 789", "+255 780-000-789", "255780000789", "00255780000789", "255.780.000.789"]
+)
+def test_a_whole_number_has_one_spelling(shown: str) -> None:
+    """However the list writes it: national, with or without a zero, or international."""
+    assert international(shown) == "+255780000789"
+
+
+@pytest.mark.parametrize(("shown", "whole"), [("1780000789", "+1780000789"), ("78000078*", None), ("", None)])
+def test_another_text_is_no_number_of_ours(shown: str, whole: str | None) -> None:
+    """Ten digits without a leading zero are another country's."""
+    assert international(shown) == whole

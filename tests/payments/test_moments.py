@@ -13,7 +13,7 @@ from mobilemoney_async.database.schema import accounts, changes, lives, payments
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
 from mobilemoney_async.payments.erasure import erase_number
 from mobilemoney_async.payments.feed.changes import prune_changes
-from mobilemoney_async.payments.outbox.outbox import next_queued, postpone, withdraw_late
+from mobilemoney_async.payments.outbox.outbox import hold, next_queued, postpone, withdraw_late
 from mobilemoney_async.payments.outbox.pauses import equal_ends
 from mobilemoney_async.payments.ownership.reconciliation import mark_stale
 from mobilemoney_async.payments.ownership.searches import begin_life, go_on, newest_owned
@@ -331,3 +331,16 @@ def test_only_accounts_with_work_are_opened(sqlite_file_url: str) -> None:
         found = accounts_with_work(connection, NOON, GRACE)
     expected = {f"shop-{number:02}": work for number, (*_, work) in enumerate(rows)}
     assert found == {account: work for account, work in expected.items() if work}
+
+
+def test_what_is_held_waits_at_least_until_then(sqlite_file_url: str) -> None:
+    """One that waits for longer, and one that is not queued any more, stay as they are."""
+    later, rows = NOON + DAY, {"a": QUEUED, "b": {**QUEUED, "not_before": NOON - DAY}, "d": {"state": "CANCELLED"}}
+    rows["c"] = {**QUEUED, "not_before": later}
+    with sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool).connect() as connection:
+        for key, row in rows.items():
+            insert(connection, payments, {**row, "key": key, "stops_kind": False})
+        journal = Journal(connection, "default")
+        hold(journal, [*rows], until=NOON)
+        held = {each.key: each.not_before for each in journal.records()}
+    assert held == {"a": NOON, "b": NOON, "c": later, "d": None}
