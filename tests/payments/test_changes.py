@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidCursor, InvalidRequest, PaymentChange, PaymentState, StoreError
-from mobilemoney_async.database.schema import accounts, changes
+from mobilemoney_async.database.schema import accounts, changes, payments
 from mobilemoney_async.events import ChangeParked, Event
 from mobilemoney_async.payments.feed.changes import number_changes, prune_changes
 from mobilemoney_async.payments.feed.consumers import MOST_TRIES
@@ -412,6 +412,17 @@ async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_en
         await (await anext(feed)).done()
     await feed.aclose()
     assert await write(world, prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
+
+
+async def test_changes_of_a_payment_that_was_moved_away_hold_nothing_up(world: World, client: AsyncClient) -> None:
+    """Readers get them without a record, and they are pruned like others."""
+    await pay(client, "a", "b")
+    await write(world, lambda journal: journal.delete_rows(payments, payments.c.key == "a"))
+    found = await page(client)
+    assert shown(found) == MADE
+    assert [change.record and change.record.key for change in found] == [None, None, "b", "b"]
+    await consume(client)
+    assert await prune(world, client) == MADE[2:]
 
 
 @on_sqlite

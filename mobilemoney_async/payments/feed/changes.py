@@ -175,7 +175,7 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
         record, other = records.get(name), None
         if not entry:
             record, other = None, others.get(name)
-        elif record is None:
+        elif record is None and row.key is not None:  # else its payment was moved away
             record = records[name] = to_record(row)
         change = PaymentChange(
             cursor=_cursor(feed, number, _check(name, entry, at)),
@@ -194,7 +194,8 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
 def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | None:
     """Look at the next 5,000 changes after a number, and delete those of payments that ended before a time.
 
-    Kept are those that a consumer is not done with, and those of a payment that has a change to be handed out again.
+    A payment that was moved away has ended. Kept are those that a consumer is not done with, and those of a payment
+    that has a change to be handed out again.
 
     Returns:
         The number to go on behind, or None at the end.
@@ -214,10 +215,10 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     rows = run(page.where(_columns.number > after, _columns.number <= upto)).all()
     if not rows:
         return None
-    has_ended = (payments.c.key == _columns.name, payments.c.state.in_(CLOSED), payments.c.changed_at < until)
+    goes_on = sa.or_(payments.c.state.not_in(CLOSED), payments.c.changed_at >= until)
     lags = journal.select(retries).where(retries.c.name == _columns.name, retries.c.next_at.is_not(None)).exists()
-    ended = journal.select(payments).where(*has_ended).exists()
-    is_old = sa.or_(sa.and_(_columns.entry > 0, ended), sa.and_(_columns.entry == 0, _columns.at < until))
+    stays = journal.select(payments).where(payments.c.key == _columns.name, goes_on).exists()
+    is_old = sa.and_(_columns.at < until, sa.or_(_columns.entry == 0, ~stays))
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
     here = _columns.account == journal.account
     gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()

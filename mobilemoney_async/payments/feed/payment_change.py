@@ -34,7 +34,8 @@ class PaymentChange(Data):
         state: The state after the change; None for an unclaimed transaction.
         status: The transaction's state then, once known.
         at: Its time.
-        record: The payment as it is now, which later changes may have changed too, without its history.
+        record: The payment as it is now, which later changes may have changed too, without its history; None if it was
+            moved away, and for an unclaimed transaction.
         transaction: The unclaimed transaction as it is now; None for a payment.
     """
 
