@@ -19,11 +19,12 @@ from contextlib import ExitStack, closing
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from celery import Celery, Task, signals
+from celery.exceptions import Reject
 from celery.utils.log import get_task_logger
 
 from mobilemoney_async import (
@@ -90,7 +91,7 @@ def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
     """Pay an order, unless it is paid already."""
     if Worker.client is None:  # Celery logs why `start` has failed, and goes on; a job that failed would be lost
         logger.error("%s: no client in this process: see why its start has failed, and use the prefork pool", order)
-        raise job.retry(countdown=RETRY_AFTER)
+        retry(job)
     create = Worker.client.disbursements.create
     try:
         Worker.portal.call(partial(create, phone_number=phone_number, amount=amount, idempotency_key=order))
@@ -106,7 +107,15 @@ def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
             logger.error("%s: an operator must look: %s", order, error)  # noqa: TRY400
         else:
             logger.warning("%s: not paid, retried soon: %s", order, error)
-            raise job.retry(countdown=RETRY_AFTER) from error
+            retry(job)
+
+
+def retry(job: Task) -> NoReturn:
+    """Try a job again later; where Redis refuses the new job, this one stays in the queue."""
+    try:
+        raise job.retry(countdown=RETRY_AFTER)
+    except Reject as refused:  # Celery would drop the job
+        raise Reject(refused.reason, requeue=True) from refused
 
 
 async def write_book(change: PaymentChange) -> None:

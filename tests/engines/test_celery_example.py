@@ -135,6 +135,24 @@ def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
         example().pay_out("order-1", "+255681234567", "5000")
 
 
+def test_a_job_that_cannot_be_queued_again_stays_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis refuses the new job, being full: the old one must not be dropped."""
+    from celery.exceptions import Reject
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("max number of clients reached")
+
+    task = example().pay_out
+    monkeypatch.setattr(task, "apply_async", refuse)
+    task.push_request(called_directly=False, id="order-1", args=("order-1", "+255681234567", "5000"), kwargs={})
+    try:
+        with pytest.raises(Reject) as caught:
+            task.run(*task.request.args)
+    finally:
+        task.pop_request()
+    assert caught.value.requeue
+
+
 @pytest.mark.parametrize("wrong", ["phone number", "amount", "refused", "cancelled", "limit"])
 def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
