@@ -414,8 +414,10 @@ def require_date(argument: str, value: object) -> date:
 def require_bearer(argument: str, value: object) -> Secret:
     """Return a token fit for the Authorization header, as a secret, or raise `InvalidRequest`."""
     value = conceal(value)
-    if not isinstance(value, Secret) or not _HEADER_TOKEN.fullmatch(value.reveal()):
+    if not isinstance(value, Secret):
         raise refuse(argument, "a token of visible ASCII characters, as a str", _kind(value))
+    if not _HEADER_TOKEN.fullmatch(value.reveal()):
+        raise refuse(argument, "a token of visible ASCII characters, without blanks and line ends")
     if value.reveal()[0] in _QUOTES or value.reveal()[-1] in _QUOTES:
         raise refuse(argument, "a token without the quotation marks around it")
     return value

@@ -602,6 +602,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: require_integer("page", 10**5000, 1, 9), "page must be an int from 1 to 9, not int"),
     (lambda: require_bearer("auth", 5), "auth must be a token of visible ASCII characters, as a str, not int"),
+    (
+        lambda: require_bearer("auth", "hunter2\n"),
+        "auth must be a token of visible ASCII characters, without blanks and line ends",
+    ),
     (lambda: require_text("password", 12345), "password must be a str that is not blank, not int"),
     (lambda: require_identifier("id", ".."), "id must be an id of the service, not '..'"),
     (lambda: require_integer("page", "token=hunter2", 1), "page must be an int of at least 1, not 'token=[redacted]'"),
