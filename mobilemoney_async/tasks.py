@@ -44,7 +44,7 @@ else:
         return time.clock_gettime(_CLOCK)
 
 
-def _asyncio_loop() -> AbstractEventLoop | None:
+def asyncio_loop() -> AbstractEventLoop | None:
     """Return asyncio's running event loop, or None. What anyio asks for it takes is felt in a create.
 
     Inside trio too, which may run inside such a loop, as in a notebook: it says so to sniffio, which it imports.
@@ -61,12 +61,12 @@ def _asyncio_loop() -> AbstractEventLoop | None:
 
 def running_loop() -> object:
     """Return asyncio's running event loop, or the token of trio's: what identifies it."""
-    return _asyncio_loop() or current_token().native_token
+    return asyncio_loop() or current_token().native_token
 
 
 def loop_time() -> float:
     """Return the time of the running event loop."""
-    loop = _asyncio_loop()
+    loop = asyncio_loop()
     return anyio.current_time() if loop is None else loop.time()
 
 
@@ -86,7 +86,7 @@ class LoopClock:
 
     def now(self) -> float:
         """Return the time."""
-        loop: Any = _asyncio_loop()
+        loop: Any = asyncio_loop()
         now = anyio.current_time() if loop is None else loop.time()
         loop = loop or current_token().native_token
         known, ahead = self._known

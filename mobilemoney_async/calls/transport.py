@@ -26,7 +26,7 @@ from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import below, check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.tasks import callers_code, running_loop, shielded
+from mobilemoney_async.tasks import asyncio_loop, callers_code, running_loop, shielded
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
 
@@ -270,6 +270,7 @@ class Wire:
     ) -> None:
         self.base_url: str = check_base_url(base_url)
         self._closed = False
+        self._needs_asyncio = transport == "aiohttp"
         self._has_own_pool = http_client is None and not hasattr(transport, "handle_async_request")
         self._sender: _Sender
         if http_client is not None:
@@ -287,9 +288,11 @@ class Wire:
             raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None', transport)
 
     def check_open(self) -> None:
-        """Raise `InvalidRequest` after `aclose`."""
+        """Raise `InvalidRequest` after `aclose`, and inside trio if the pool is aiohttp's."""
         if self._closed:
             raise InvalidRequest("the client is closed", argument="client")
+        if self._needs_asyncio and asyncio_loop() is None:
+            raise refuse("transport", "None or a transport of yours inside trio: aiohttp runs on asyncio alone")
 
     def prepare(self) -> None:
         """Open the pool ahead of the first request: imports and certificates take tenths of a second.

@@ -473,6 +473,18 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         Wire(BASE_URL, "aiohttp")
 
 
+def test_the_pool_of_aiohttp_is_refused_inside_trio() -> None:
+    """Where each request would fail by an error of asyncio's, a read as one that was sent."""
+
+    async def pay() -> None:
+        async with make_client("aiohttp"):
+            raise AssertionError
+
+    with pytest.raises(InvalidRequest) as caught:
+        anyio.run(pay, backend="trio")
+    assert caught.value.argument == "transport"
+
+
 # -- our own pool ------------------------------------------------------------------------------------------------------
 
 
