@@ -24,6 +24,7 @@ from mobilemoney_async.calls.options import (
     check_body,
     check_clock,
     check_effect,
+    check_handler,
     check_limiter,
     check_method,
     check_params,
@@ -137,8 +138,7 @@ class AsyncClient:
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
         utcnow = check_clock(utcnow)
-        if on_event is not None and not callable(on_event):
-            raise refuse("on_event", "a function of one event", on_event)
+        check_handler(on_event)
         self._limits = check_limits(disbursement_limits)
         self._recent = None if self._limits is None else RecentDisbursements(self._limits)
         self._owns_wire = True

@@ -6,6 +6,7 @@ are there, since one searches for them. Durations are seconds on the event loop'
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -332,7 +333,10 @@ def emit(handler: Handler | None, event: Event) -> None:
         return
     try:
         with callers_code():
-            handler(event)
+            result = handler(event)
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns, too
+            raise TypeError("it must be a plain function: nothing awaits an async one")
     except Exception:
         logger.exception("the handler of events failed")
 

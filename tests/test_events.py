@@ -10,7 +10,15 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import LoginAuth, Priority, RateLimiter, RetryPolicy, SQLStore, TransactionNotFound
+from mobilemoney_async import (
+    InvalidRequest,
+    LoginAuth,
+    Priority,
+    RateLimiter,
+    RetryPolicy,
+    SQLStore,
+    TransactionNotFound,
+)
 from mobilemoney_async.events import (
     AttemptEnded,
     Event,
@@ -21,6 +29,7 @@ from mobilemoney_async.events import (
     PollerAsked,
     PollerClosed,
     TokenRenewed,
+    both,
 )
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import page_answer, transaction_record
@@ -202,6 +211,21 @@ async def test_the_path_of_a_call_of_ones_own_shows_no_id(
             await client.request("GET", path)
     assert [event.path for event in events] == [shown] * 3
     assert caplog.messages[0].startswith(f"GET {shown}: 502 ")
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_async_handler_is_refused_or_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing awaits it, so its alerts would be lost in silence."""
+
+    async def alert(event: Event) -> None:
+        raise AssertionError
+
+    for wrong in (alert, 7):
+        with pytest.raises(InvalidRequest, match=r"^on_event must be"):
+            make_client(FakeTransport(), on_event=wrong)
+    async with make_client(FakeTransport(), on_event=both(alert, alert)) as client:
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+    assert "it must be a plain function" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])  # as by `result()` of such a task

@@ -6,6 +6,7 @@ Every function raises `InvalidRequest` for a wrong argument, before anything is 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -119,6 +120,15 @@ def check_limiter(rate_limiter: Limiter | None) -> Limiter:
     if not isinstance(rate_limiter, Limiter):
         raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
     return rate_limiter
+
+
+def check_handler(handler: object) -> None:
+    """Refuse a handler of events that cannot be called, or that nothing would await."""
+    accepted = "a plain function"
+    if handler is not None and not callable(handler):
+        raise refuse("on_event", accepted, handler)
+    if inspect.iscoroutinefunction(handler):
+        raise refuse("on_event", accepted, advice="nothing awaits an async one")
 
 
 def check_clock(utcnow: Callable[[], datetime] | None) -> Callable[[], datetime] | None:

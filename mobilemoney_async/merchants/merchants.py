@@ -18,7 +18,7 @@ from weakref import WeakSet, WeakValueDictionary
 import anyio
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.options import Options, check_clock
+from mobilemoney_async.calls.options import Options, check_clock, check_handler
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.client import AsyncClient, ClientOwner
@@ -104,8 +104,7 @@ class Merchants:
         if transport is not None and not isinstance(transport, str) and not callable(transport):
             # One for all would let a surplus answer of one account come to another.
             raise refuse("transport", '"aiohttp" or a function of the account', transport)
-        if on_event is not None and not callable(on_event):
-            raise refuse("on_event", "a function of the account and one event", on_event)
+        check_handler(on_event)
         self._limits = disbursement_limits if callable(disbursement_limits) else check_limits(disbursement_limits)
         self._base_url = base_url
         self._store = store if callable(store) else as_store(store)

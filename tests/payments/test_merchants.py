@@ -263,6 +263,7 @@ async def test_one_pool_for_all_accounts_is_refused(sqlite_file_url: str, platfo
         {"retry": 3},
         {"transport": "httpx"},
         {"on_event": 7},
+        {"on_event": anyio.sleep},
     ],
 )
 def test_wrong_arguments_are_refused_at_once(sqlite_file_url: str, wrong: dict[str, Any]) -> None:
