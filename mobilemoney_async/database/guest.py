@@ -107,6 +107,8 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         return _connect(partial(_open_plain, connection), _SQLITE), partial(_is_open, connection)
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         _require_kind("postgresql", dialect)
+        if connection.info.encoding == "ascii":
+            raise refuse("connection", "one that reads text as str: its client_encoding is SQL_ASCII")
         _require_transaction(not connection.autocommit or connection.info.transaction_status.name != "IDLE")
         return _connect(partial(_open_psycopg, psycopg, connection), _POSTGRESQL), bool
     raise refuse("connection", _ACCEPTS, type(connection))

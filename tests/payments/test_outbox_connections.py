@@ -198,6 +198,17 @@ def test_psycopg(postgres_url: str, factory: Any) -> None:
     assert keys(postgres_url) == ["a", "b", "d"]
 
 
+def test_psycopg_that_reads_bytes_is_refused_before_anything_is_written(postgres_url: str) -> None:
+    """As it does where the database has no encoding; the merchant's own transaction goes on."""
+    store = SQLStore(postgres_url)
+    with psycopg.connect(dsn(postgres_url), client_encoding="sql_ascii") as connection:
+        with pytest.raises(InvalidRequest, match="reads text as str"):
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        connection.execute("SET client_encoding TO utf8")
+        enqueue(store, connection, "b")
+    assert keys(postgres_url) == ["b"]
+
+
 def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
     """Such as a serialization failure, so that the merchant's own code repeats the transaction."""
     store = SQLStore(postgres_url)
