@@ -186,14 +186,12 @@ def explained(guest: sa.Connection) -> Iterator[None]:
         yield
     except Exception as exc:
         causes = (exc, getattr(exc, "orig", None), exc.__cause__)
-        codes = {getattr(each, "sqlite_errorcode", None) for each in causes}
+        # The same by each driver's name: sqlite3's, psycopg's, psycopg2's; and pg8000's, as a key.
+        codes = {getattr(each, name, None) for each in causes for name in ("sqlite_errorcode", "sqlstate", "pgcode")}
+        codes.update(said.get("C") for each in causes for said in getattr(each, "args", ()) if isinstance(said, dict))
         if _SQLITE_BUSY_SNAPSHOT in codes:
             exc.add_note(_SNAPSHOT)
-        # psycopg2 has another name for it.
-        is_missing = any(
-            _UNDEFINED_TABLE in (getattr(each, "sqlstate", None), getattr(each, "pgcode", None)) for each in causes
-        )
         # The error of SQLite has a code for many faults.
-        if is_missing or (_SQLITE_ERROR in codes and guest.execute(_OUR_TABLE).first() is None):
+        if _UNDEFINED_TABLE in codes or (_SQLITE_ERROR in codes and guest.execute(_OUR_TABLE).first() is None):
             raise StoreError(_NO_TABLES, outcome="not_sent") from exc
         raise

@@ -97,7 +97,12 @@ def test_sqlalchemy(store: SQLStore, store_url: str, kind: str) -> None:
     assert keys(store_url) == ["a", "b"]
 
 
-@pytest.mark.parametrize("kind", ["sqlalchemy", "driver"])
+def fail_as_pg8000(*_: Any) -> None:
+    """Raise an error with PostgreSQL's fields under their letters, as that driver does."""
+    raise RuntimeError({"S": "ERROR", "C": "42P01"})
+
+
+@pytest.mark.parametrize("kind", ["sqlalchemy", "driver", "pg8000"])
 def test_a_database_without_our_tables_is_an_error_of_ours(store_url: str, tmp_path: Path, kind: str) -> None:
     """It says what makes them; it may be another database than the store's, too."""
     is_sqlite = store_url.startswith("sqlite")
@@ -106,7 +111,9 @@ def test_a_database_without_our_tables_is_an_error_of_ours(store_url: str, tmp_p
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     with engine.connect() as connection:
         connection.exec_driver_sql(hidden)
-        own: Any = connection if kind == "sqlalchemy" else connection.connection.driver_connection
+        if kind == "pg8000":
+            sa.event.listen(engine, "before_cursor_execute", fail_as_pg8000)
+        own: Any = connection.connection.driver_connection if kind == "driver" else connection
         with pytest.raises(StoreError, match=r"lacks the store's tables.*mobilemoney payments list") as raised:
             SQLStore(url).enqueue(own, **ORDER, idempotency_key="a")
         assert raised.value.outcome == "not_sent"
