@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from types import UnionType
@@ -18,6 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
 import cattrs
+import msgspec
 from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
@@ -169,6 +171,8 @@ def _read_whole_number(value: str, _: Any) -> str:
 
 def _read_datetime(value: str, _: Any) -> datetime:
     try:
+        with suppress(msgspec.ValidationError):  # what msgspec reads is the same time here, to the microsecond
+            return in_utc(msgspec.convert(value, datetime))
         return in_utc(datetime.fromisoformat(value))
     except ValueError:
         raise _WrongValue("expected an ISO 8601 timestamp") from None

@@ -229,6 +229,7 @@ class TestTime:
         [
             ("2025-06-01T12:00:00Z", NOON),
             ("2025-06-01t12:00:00z", NOON),
+            ("2025-06-01t15:00:00.0000005+03:00", NOON + dt.timedelta(microseconds=1)),
             ("2025-06-01 12:00:00Z", NOON),
             ("2025-06-01T12:00:00", NOON),
             ("2025-06-01T12:00:00.000Z", NOON),
@@ -249,9 +250,10 @@ class TestTime:
         ],
     )
     def test_every_iso_8601_timestamp_becomes_utc(self, text: str, moment: dt.datetime) -> None:
-        """Naive, with an offset or in another notation: it is the same aware UTC datetime."""
+        """Naive, with an offset or in another notation: it is the same aware UTC datetime, whatever is beside it."""
         row = read_transaction(samples.settled(created_at=text, completed_at=text, failed_at=text))
         assert row.created_at == row.completed_at == row.failed_at == moment
+        assert read_transaction(samples.settled(created_at=text, reference="")).created_at == moment
         body = samples.settled()
         body["settlement"]["settled_at"] = text
         settlement = read_transaction(body).settlement
