@@ -32,7 +32,7 @@ class Failure(enum.Enum):
     RATE_LIMITED = "rejected before processing, for the rate"
     TOKEN = "rejected before processing, for the token"  # noqa: S105 (not a token)
     STATUS_401 = "HTTP 401 without a code of the contract"
-    STATUS_429 = "an error under HTTP 429 without a code of the contract"
+    TOLD_TO_WAIT = "an error that asks to wait, and is not the contract's for it: without its code, or a proxy's status"
     NO_ANSWER = "sent, but no usable answer"
     REFUSED = "refused by the service, for certain or as far as is known"
     UNCLEAR = "an error that does not prove a refusal"
@@ -55,7 +55,7 @@ ACTIONS: dict[Failure, dict[Effect, Action]] = {
     Failure.TOKEN: dict.fromkeys(Effect, Action.RENEW_AND_REPLAY),
     # A session's may be about the one-time password.
     Failure.STATUS_401: {Effect.READ: Action.RENEW_AND_REPLAY, Effect.MONEY: Action.RENEW_AND_RAISE},
-    Failure.STATUS_429: {Effect.READ: Action.HOLD_AND_RETRY, Effect.MONEY: Action.HOLD_AND_RAISE},
+    Failure.TOLD_TO_WAIT: {Effect.READ: Action.HOLD_AND_RETRY, Effect.MONEY: Action.HOLD_AND_RAISE},
     Failure.NO_ANSWER: {Effect.READ: Action.RETRY},
 }
 """Next step after each failure, by the effect of the call; after all others the error is raised."""
@@ -69,6 +69,11 @@ def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
         bearer: Whether the call carries the token: without one, a token error is a refusal like any other.
     """
     match error:
+        case (
+            APIError(code="RATE_LIMIT_EXCEEDED", outcome="unknown")  # of a create, which may have been processed
+            | APIError(status_code=429, outcome="refused", is_certain=False)
+        ):
+            return Failure.TOLD_TO_WAIT
         case TransportError() | UnexpectedResponse() | ServerError():
             # If it was the login that gave no usable answer, the call itself was not sent.
             return Failure.NOT_SENT if error.outcome == "not_sent" else Failure.NO_ANSWER
@@ -80,8 +85,6 @@ def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
             return Failure.RATE_LIMITED
         case InvalidToken(is_certain=True) | TokenExpired() if bearer:
             return Failure.TOKEN
-        case APIError(status_code=429, is_certain=False):
-            return Failure.STATUS_429
         case APIError(status_code=401, is_certain=False) if bearer:
             return Failure.STATUS_401
         case _:

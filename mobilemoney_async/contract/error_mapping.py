@@ -136,14 +136,13 @@ def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any],
     proves_nothing = endpoint.effect is Effect.MONEY and status in _PROXY
     kind = None if proves_nothing else _BY_CODE.get(code or "")
     if kind is None and status >= 500:
-        return _server_error(answer, code, _text(body, "message"))
-    asked = _seconds(body.get("retry_after"))
+        return _server_error(answer, code, body)
     otherwise = "" if code or _is_error(body) else _excerpt(answer)  # an error in a shape of its own
     error = (kind or _by_status(endpoint, status, code))(
         redact(answer.without_secrets(_text(body, "message") or otherwise)),
         status_code=status,
         code=_shown(answer, code),
-        retry_after=_seconds(answer.retry_after) if asked is None else asked,
+        retry_after=_asked(answer, body),
         is_certain=kind is not None,
     )
     if proves_nothing or (endpoint.effect is Effect.MONEY and not _is_refusal(body, code, status)):
@@ -185,13 +184,13 @@ def _unreadable(
     endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None, *, may_be_made: bool = False
 ) -> MobileMoneyError:
     if answer.status_code >= 500:
-        return _server_error(answer, None, None)
+        return _server_error(answer, None, {})
     is_session, is_payment = endpoint.effect is Effect.SESSION, endpoint.effect is Effect.MONEY and may_be_made
     if answer.status_code == 401 and endpoint.bearer and not (is_session or is_payment):
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
     if answer.status_code == 429 and endpoint.effect is Effect.READ:  # a proxy's: it asks to wait all the same
-        asked = _seconds(answer.retry_after)
+        asked = _asked(answer, {})
         return RateLimitExceeded("no answer of the contract", status_code=429, retry_after=asked, is_certain=False)
     excerpt, content_type = _excerpt(answer), _shown(answer, answer.content_type)
     problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
@@ -205,14 +204,14 @@ def _unreadable(
     )
 
 
-def _server_error(answer: Answer, code: str | None, message: str | None) -> ServerError:
+def _server_error(answer: Answer, code: str | None, body: Mapping[str, Any]) -> ServerError:
     excerpt, content_type = _excerpt(answer), _shown(answer, answer.content_type)
-    said = redact(answer.without_secrets(message)) if message else ""
+    said = redact(answer.without_secrets(_text(body, "message") or ""))
     return ServerError(
         said or f"{content_type or 'no content type'}: {excerpt or 'an empty body'}",
         status_code=answer.status_code,
         code=_shown(answer, code),
-        retry_after=_seconds(answer.retry_after),
+        retry_after=_asked(answer, body),
         content_type=content_type,
         excerpt=excerpt,
     )
@@ -231,6 +230,12 @@ def _shown(answer: Answer, text: str | None) -> str | None:
 def _text(body: Mapping[str, Any], key: str) -> str | None:
     value = body.get(key)
     return value if isinstance(value, str) and value else None
+
+
+def _asked(answer: Answer, body: Mapping[str, Any]) -> float | None:
+    """Return the seconds that an answer asks to wait: its body, else its header."""
+    asked = _seconds(body.get("retry_after"))
+    return _seconds(answer.retry_after) if asked is None else asked
 
 
 def _seconds(value: Any) -> float | None:

@@ -82,13 +82,14 @@ BODIES: dict[str, Any] = {
 }
 # Verdicts: the call is made again (at once, after a pause, after `retry_after`, with a new token), or raises.
 AGAIN, HELD, REPLAYED = "again", "held and again", "replayed with a new token"
-RAISED, CERTAINLY, SOFTLY, SOFTLY_HELD, SOFTLY_RENEWED, UNKNOWN = (
+RAISED, CERTAINLY, SOFTLY, SOFTLY_HELD, SOFTLY_RENEWED, UNKNOWN, UNKNOWN_HELD = (
     "raised",
     "refused for certain",
     "refused as far as is known",
     "the same, and the limiter is held",
     "the same, and later calls renew the token",
     "unknown",
+    "unknown, and the limiter is held",
 )
 
 
@@ -109,7 +110,8 @@ UNUSABLE = {"html", "empty", "another shape", "truncated"}
 def verdicts(status: int, name: str) -> tuple[str, str, str]:
     """Return the verdicts on one answer."""
     if name in BY_CODE:
-        return BY_CODE[name] if status not in PROXY else (*BY_CODE[name][:2], UNKNOWN)
+        read, session, create = BY_CODE[name]
+        return read, session, create if status not in PROXY else UNKNOWN_HELD if create is HELD else UNKNOWN
     if status == 401:
         return REPLAYED, RAISED, SOFTLY_RENEWED
     refused = SOFTLY_HELD if status == 429 else SOFTLY if status in REFUSING else UNKNOWN
@@ -146,7 +148,7 @@ async def check(status: int, name: str, effect: Effect) -> None:
     if error is not None:
         await look_up(client)  # another call, which may have to wait, or to renew the token
     first, second = transport.sent
-    is_held = verdict in {HELD, SOFTLY_HELD}
+    is_held = verdict in {HELD, SOFTLY_HELD, UNKNOWN_HELD}
     assert second.at - first.at == pytest.approx(7) if is_held else second.at - first.at <= 1
     is_renewed = verdict in {REPLAYED, SOFTLY_RENEWED}
     assert source.refused == ([("token-1", False)] if is_renewed else [])
@@ -155,7 +157,7 @@ async def check(status: int, name: str, effect: Effect) -> None:
         assert not isinstance(error, OutcomeUnknown)
         return
     assert error.idempotency_key
-    if verdict == UNKNOWN:
+    if verdict in {UNKNOWN, UNKNOWN_HELD}:
         assert isinstance(error, OutcomeUnknown)
         assert isinstance(error.__cause__, APIError | UnexpectedResponse)
         assert error.outcome == error.__cause__.outcome == "unknown"
