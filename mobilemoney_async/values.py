@@ -29,7 +29,7 @@ _AMOUNT_DIGITS = 20
 _ZERO_INSIDE = "+2550"
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
-_PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
+_PHONE_NUMBER = re.compile(r"\+[1-9][0-9]{7,14}", re.ASCII)
 # What category "Cf" leaves out: marks and letters that are shown as nothing.
 _UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _QUOTES = frozenset("\"'`")
@@ -223,7 +223,8 @@ def normalise_phone_number(phone_number: str) -> str:
     """Return a phone number in international format (contract, section 2.1).
 
     Args:
-        phone_number: ``+`` and 8 to 15 digits; spaces and hyphens are dropped. No prefix or network is guessed.
+        phone_number: ``+`` and 8 to 15 digits, the first not 0; spaces and hyphens are dropped. No prefix or network
+            is guessed.
 
     Raises:
         InvalidRequest: It is something else.
@@ -247,8 +248,11 @@ def normalise_phone_number(phone_number: str) -> str:
 
 def number_advice(number: str) -> str:
     """Return the fault of a number that looks right, or nothing."""
-    if number.replace(" ", "").replace("-", "").startswith(_ZERO_INSIDE):
+    compact = number.replace(" ", "").replace("-", "")
+    if compact.startswith(_ZERO_INSIDE):
         return "leave out the 0 after +255: it belongs to the national form"
+    if compact.startswith("+0"):
+        return "no country code begins with 0"
     if not number.isascii() and _has_unseen(number):
         return "it holds an invisible character, as pasted numbers may: type it anew"
     return ""

@@ -39,7 +39,7 @@ from tests.support.growth import is_linear
 
 MOST = 10**20 - 1
 whole_amounts = st.integers(min_value=1, max_value=MOST)
-phone_numbers = st.from_regex(r"\A\+[0-9]{8,15}\Z", alphabet=st.characters(codec="ascii"))
+phone_numbers = st.from_regex(r"\A\+[1-9][0-9]{7,14}\Z", alphabet=st.characters(codec="ascii"))
 
 
 class Tariff(enum.IntEnum):
@@ -155,6 +155,9 @@ class TestPhoneNumbers:
             "255680000001",
             "0680000001",
             "00255680000001",
+            "+0680000001",
+            "+0255680000001",
+            "+00255680000001",
             "+2556800",
             "+2556800000010000",
             "+25568000000x",

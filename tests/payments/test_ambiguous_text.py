@@ -174,6 +174,7 @@ def test_a_file_with_keys_has_no_blank_one() -> None:
     [
         ("+2550681777888", "leave out the 0 after +255"),
         ("+255 0681-777-888", "leave out the 0 after +255"),
+        ("+0681 777 888", "no country code begins with 0"),
         ("\u202a+255681777888\u202c", "invisible character"),
         ("+255681\u200b777888", "invisible character"),
         ("\ufeff+255681777888", "invisible character"),
