@@ -9,7 +9,8 @@ from __future__ import annotations
 import hmac
 import math
 import re
-from datetime import date, datetime
+from contextlib import suppress
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final, NoReturn, SupportsIndex, TypeVar
 
@@ -413,6 +414,17 @@ def require_date(argument: str, value: object) -> date:
     if not isinstance(value, date) or isinstance(value, datetime):
         raise refuse(argument, "a datetime.date, such as date(2026, 1, 31)", type(value))
     return value
+
+
+def require_moment(
+    argument: str, value: object, accepted: str = "an aware datetime of UTC's years 1 to 9999"
+) -> datetime:
+    """Return an aware ``datetime`` in UTC, or raise `InvalidRequest`."""
+    if isinstance(value, datetime):
+        with suppress(OverflowError):  # the first and the last day of the calendar
+            if value.utcoffset() is not None:
+                return value.astimezone(UTC)
+    raise refuse(argument, accepted, value)
 
 
 def require_bearer(argument: str, value: object) -> Secret:

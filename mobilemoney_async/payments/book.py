@@ -44,6 +44,7 @@ from mobilemoney_async.values import (
     normalise_phone_number,
     refuse,
     require_integer,
+    require_moment,
     require_name,
     require_text,
 )
@@ -107,8 +108,7 @@ class PaymentBook:
             InvalidRequest: An argument has a wrong type or value.
         """
         phone_number = hide_text(phone_number)
-        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
-            raise refuse("since", "an aware datetime", builtins.type(since))
+        begin = None if since is None else require_moment("since", since)
         # No database has more rows, and none takes a larger number.
         limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
@@ -119,7 +119,7 @@ class PaymentBook:
                 journal,
                 states=states,
                 type=kind,
-                since=since,
+                since=begin,
                 phone_number=number,
                 limit=limit,
                 newest_first=newest_first,

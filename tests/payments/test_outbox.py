@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
@@ -138,6 +138,8 @@ async def test_wrong_arguments_and_connections_are_refused_before_anything_is_wr
         {"extra": {"amount": 1}},
         {"not_before": 5},
         {"not_after": datetime(2026, 1, 1)},  # noqa: DTZ001 (it is not aware)
+        {"not_before": datetime.min.replace(tzinfo=timezone(timedelta(hours=3)))},  # year 0 of UTC
+        {"not_after": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))},
         {"not_after": timedelta.max},
         {"priority": "high"},
         {"priority": 10**9},

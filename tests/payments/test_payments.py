@@ -3,7 +3,7 @@
 import json
 import random
 import string
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -99,6 +99,7 @@ async def test_payments_are_listed(world: World) -> None:
         *(("list", "state", each) for each in ("gone", 7, ["UNKNOWN", "gone"])),
         *(("list", "type", each) for each in ("", 7)),
         *(("list", "since", each) for each in (datetime(2026, 1, 1), "2026-01-01")),  # noqa: DTZ001
+        ("list", "since", datetime.min.replace(tzinfo=timezone(timedelta(hours=3)))),
         *(("list", "limit", each) for each in (0, -1, "3", True)),
         *(("find", "names", each) for each in ("", 7, None, ["order-1", " "], ["order-1", 7], ["a\0b"], ["x" * 201])),
         pytest.param("find", "names", ["\ud800"], id="find-names-surrogate"),

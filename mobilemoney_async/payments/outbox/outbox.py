@@ -56,7 +56,7 @@ from mobilemoney_async.payments.records.record import (
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, request_columns, to_record
 from mobilemoney_async.payments.records.statements import PAYMENTS
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import HiddenText, refuse, require_integer, require_key
+from mobilemoney_async.values import HiddenText, refuse, require_integer, require_key, require_moment
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -141,9 +141,8 @@ def _read_time(argument: str, value: datetime | timedelta | None, now: datetime)
             return now + value
         except OverflowError:
             raise refuse(argument, "less than some thousand years from now") from None
-    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
-        raise refuse(argument, "an aware datetime, or a timedelta from now", value)
-    return value
+    accepted = "an aware datetime of UTC's years 1 to 9999, or a timedelta from now"
+    return None if value is None else require_moment(argument, value, accepted)
 
 
 def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at: datetime) -> PaymentRecord:
