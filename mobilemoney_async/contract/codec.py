@@ -279,6 +279,8 @@ def _refusal(argument: str, value: Any, depth: int = 0) -> InvalidRequest | None
         return InvalidRequest(
             f"{argument} must not hold a float, since it may be money: send a str or an int", argument=argument
         )
+    if isinstance(value, Decimal) and not value.is_finite():
+        return refuse(argument, "plain JSON values, which NaN and Infinity are not")
     if depth > 64:
         return refuse(argument, "plain JSON values, nested 64 deep at most")
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):

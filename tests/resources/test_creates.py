@@ -102,7 +102,7 @@ REFUSED = wrong(
     amount=[10.0, True, 0, "-5", "10.50", Decimal("NaN")],
     phone_number=["0680000001", None],
     extra=[
-        *({"a": value} for value in ([{"b": float("nan")}], {1.5}, {1: "a"}, ..., "\ud800")),
+        *({"a": value} for value in ([{"b": float("nan")}], {1.5}, {1: "a"}, ..., "\ud800", Decimal("NaN"))),
         *({"fee": 1.5}, {"phone_number": "+255680000002"}, {"amount": "1"}, {1: "a"}, [("a", 1)], "a=1"),
     ],
 )
