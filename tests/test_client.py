@@ -532,6 +532,7 @@ class TestWithOptions:
                 *({"X-Trace": each} for each in (1, "a\r\nAuthorization: Bearer x", "é", "a ", "\ta", " ")),
                 *({each: "1"} for each in ("X Trace", "", 5, "Authorization", "authorization", "HOST")),
                 *({each: "1"} for each in ("Content-Type", "content-length", "Transfer-Encoding")),
+                *({each: "1"} for each in ("Accept-Encoding", "content-encoding", "Expect", "Range")),
             ],
         ),
         ids=repr,

@@ -48,7 +48,12 @@ _OTHER_NAMES = {
     "proxy proxies": "http_client=, or HTTPS_PROXY in the environment",
     "verify cert": "http_client=",
 }
-_OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
+_OUR_HEADERS = frozenset(
+    {
+        *("authorization", "content-type", "content-length", "host", "transfer-encoding"),
+        *("accept-encoding", "content-encoding", "expect", "range"),  # which change what is read, or make it unreadable
+    }
+)
 
 
 def _check_retry(instance: object, attribute: attrs.Attribute[RetryPolicy], value: RetryPolicy) -> None:
