@@ -428,6 +428,14 @@ def test_arguments_are_refused_by_name(options: dict[str, Any]) -> None:
     assert "abcdefgh" not in str(raised.value)
 
 
+@pytest.mark.parametrize("body", ['{"id": "T-1234"}', {"id": "T-1234"}, memoryview(b"T-1234"), None], ids=[*"abcd"])
+async def test_a_body_that_is_read_already_is_refused_by_name(body: Any) -> None:
+    """What a framework has made of the body is no callback: its signature could not be checked."""
+    with pytest.raises(InvalidRequest) as raised:
+        await CallbackReceiver(Listener()).receive(body)
+    assert raised.value.argument == "body"
+
+
 def test_a_secret_may_be_a_secret() -> None:
     """The path token may be wrapped like any other secret."""
     assert "CallbackReceiver" in repr(CallbackReceiver(Listener(), secret=Secret(SECRET)))

@@ -196,7 +196,7 @@ class CallbackReceiver:
             self._hint(transaction_id)
 
     async def receive(self, body: bytes, headers: Headers = (), *, token: str | None = None) -> CallbackResult:
-        """Take a callback. Whatever it holds, it raises nothing and makes no request to the service.
+        """Take a callback. Whatever its bytes hold, it raises nothing and makes no request to the service.
 
         A cancelled call has done all of its work or a part of it; the same callback may come again.
 
@@ -204,8 +204,13 @@ class CallbackReceiver:
             body: The raw body. One of more than `MAX_BODY` bytes is not read.
             headers: Of the request. Of a name that comes several times the last counts.
             token: The secret part of the address that it came by.
+
+        Raises:
+            InvalidRequest: The body is not bytes, such as one that is read already.
         """
         await anyio.lowlevel.checkpoint()
+        if not isinstance(body, bytes | bytearray):
+            raise refuse("body", "the raw body, as bytes", type(body))
         if self._secret is not None and (token is None or self._secret != token):  # a Secret compares in constant time
             return CallbackResult(status=CallbackStatus.WRONG_TOKEN)
         if len(body) > MAX_BODY:
