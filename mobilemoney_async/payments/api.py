@@ -27,6 +27,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord
 from mobilemoney_async.tasks import shielded
+from mobilemoney_async.text import printable
 from mobilemoney_async.values import (
     normalise_phone_number,
     refuse,
@@ -177,7 +178,7 @@ class Payments(PaymentBook):
         Raises:
             InvalidRequest: The note is blank.
         """
-        await self._recovery.binding.rebind(require_text("note", note))
+        await self._recovery.binding.rebind(printable(require_text("note", note)))
 
     async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
         """Decide, after someone has looked, which transaction an unknown or absent payment is.

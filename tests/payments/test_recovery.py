@@ -486,7 +486,7 @@ async def test_another_merchant_is_reported_and_an_operator_may_rebind(
         for call in (payments.reconcile(), payments.recover({"k": "t"}, note="Asha")):
             with pytest.raises(StoreError, match="rebind"):
                 await call
-        await payments.rebind(note="Asha: the service has moved")
+        await payments.rebind(note="Asha:\0 the service has moved")
         await world.pay(client, [order("collections", "third", 3)])
     assert not [event for event in events if isinstance(event, StoreBehind)]
 
