@@ -21,6 +21,8 @@ ERASED = "erased:"
 
 # Digits of a number without its country code (Tanzania; most of its neighbours too).
 _NATIONAL_DIGITS = 9
+# Digits of the shortest number that is paid; fewer are a part of one.
+_FEWEST_DIGITS = 8
 # Digits of a number with its country code there; longer ones are rare.
 _LONGEST_DIGITS = 12
 # The country of the currency: a number without a country code is one of its own.
@@ -31,6 +33,7 @@ _SHOWN_DIGITS = 4
 _LONGEST_TEXT = 64
 _SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
 _MASK = re.compile(r"[*xX\u2022\u25cf#_.\u2026]+")
+_INNER_MASK = re.compile(r"[0-9][*xX\u2022\u25cf#_\u2026]+[0-9]")
 
 
 class NumberForm(enum.Enum):
@@ -126,7 +129,7 @@ def same_number(shown: str, own: str) -> NumberForm | None:
 def international(shown: str) -> str | None:
     """Return a whole number in our spelling, ``+`` and digits, or None for another text."""
     digits = _SEPARATORS.sub("", shown).replace(".", "")
-    if not digits.isascii() or not digits.isdigit():
+    if len(digits) < _FEWEST_DIGITS or not digits.isascii() or not digits.isdigit():
         return None
     if len(digits) == _NATIONAL_DIGITS or (len(digits) == _NATIONAL_DIGITS + 1 and digits.startswith("0")):
         return f"+{_COUNTRY}{digits[-_NATIONAL_DIGITS:]}"
@@ -160,7 +163,9 @@ def may_be_number(shown: str, own: str) -> bool:
         return True
     text, whole = shown.lstrip("+ "), own.lstrip("+")
     digits = re.sub("[^0-9]", "", text)
-    if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
+    ends = whole.endswith(digits.lstrip("0")), whole.startswith(digits), digits.endswith(whole[-_NATIONAL_DIGITS:])
+    # Digits on both sides of a mask are no one end of a number.
+    if any(ends) and not _INNER_MASK.search(_SEPARATORS.sub("", text)):
         return True
     pattern = re.sub("[^0-9]+", "[0-9]*", text)
     return pattern != digits and any(re.fullmatch(pattern, each) for each in _forms(own))

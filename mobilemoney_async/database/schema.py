@@ -235,7 +235,7 @@ batch_lines: sa.Table = _account_table(
 
 # Transactions of the service that no payment owned when a list showed them, until a payment owns them or someone
 # explains them. `created_at` is the service's time; `number_digest` is a keyed digest of the phone number,
-# `shown_number` shows its last digits. `due_at` is the time from which nothing of ours can be on its way that it may
+# `shown_number` shows some digits. `due_at` is the time from which nothing of ours can be on its way that it may
 # be; at `told_at` it was reported. `fits_key` is the payment that it may be a second time; `is_lost` marks one of a
 # time that the store has forgotten, `went_backwards` that the store itself has shown so; `is_foreign` one that was made
 # while the store was in contact, and that none of its payments fits.

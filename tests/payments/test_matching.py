@@ -39,7 +39,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.ownership.surplus import surplus
 from mobilemoney_async.payments.records.rows import digest
-from mobilemoney_async.payments.records.unmatched import Line
+from mobilemoney_async.payments.records.unmatched import Line, shown_values
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
 
@@ -241,12 +241,31 @@ def test_a_number_is_proven_by_the_digits_that_are_shown(shown: str, form: Numbe
         ("+255.681.234.567", "+255681234567"),
         ("01234567890", "+01234567890"),
         ("25568***4567", None),
+        ("4567", None),
         ("", None),
     ],
 )
 def test_a_whole_number_is_imported_in_our_spelling(shown: str, whole: str | None) -> None:
     """However the list spells it; a masked one has to be given by an operator."""
     assert international(shown) == whole
+
+
+@pytest.mark.parametrize(
+    ("shown", "kept"),
+    [
+        ("+255681234567", "+25568…567"),
+        ("XXXXXX4567", "XXXXXX4567"),
+        ("2556812****", "2556812****"),
+        ("4567", "4567"),
+        ("***681234567", "***681…567"),
+        ("Asha 4567", "…"),
+        ("4567\u202e", "…"),
+        ("***", "…"),
+    ],
+)
+def test_a_number_that_the_list_masks_is_kept_with_its_digits(shown: str, kept: str) -> None:
+    """Unless they are too many: a second mask would leave too few to tell one customer from another."""
+    assert shown_values(row(phone_number=shown))["shown_number"] == kept
 
 
 def test_a_window_is_from_two_seconds_before_the_request_to_two_minutes_after_it() -> None:
@@ -279,6 +298,7 @@ def test_a_short_foreign_number_has_no_national_form() -> None:
         ("0681234568", False),
         ("681234568", False),
         ("25568***4568", False),
+        ("2556***812", False),
         ("0681XXX568", False),
         ("2556812345", True),
         ("2556812346", False),

@@ -12,6 +12,7 @@ A kind is type, phone number and amount. Of the number the table has a keyed dig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -20,7 +21,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, international, same_number
+from mobilemoney_async.contract.comparison import ERASED, international, may_be_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import erasures, unmatched
@@ -43,8 +44,8 @@ FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 
 # For how long an explained or owned transaction is kept with its masked number.
 _KEPT = timedelta(days=30)
-# Digits of a masked number that rule out others.
-_TELLING = 4
+# Digits of a number that a list may show in part to be kept as it is: no more than our own mask leaves.
+_MOST_SHOWN = 8
 
 _columns = unmatched.c
 # As text: SQLAlchemy leaves out the names of tables in what SQLite's INSERT returns.
@@ -99,8 +100,7 @@ class Line:
             return False
         if self.number_digest is not None:
             return self.number_digest == of_number
-        shows_little = sum(map(str.isdigit, shown.phone_number)) < _TELLING
-        return shows_little or same_number(shown.phone_number, payment.phone_number) is not None
+        return may_be_number(shown.phone_number, payment.phone_number)
 
 
 def kept_forms(journal: Journal, numbers: Iterable[str]) -> dict[str, str]:
@@ -147,9 +147,15 @@ def shown_values(row: Transaction) -> dict[str, Any]:
         "type": shorten(str(row.type)),
         "amount": plain(row.amount),
         "created_at": row.created_at,
-        "shown_number": shorten(mask_phone_number(row.phone_number)),
+        "shown_number": shorten(_shown_number(row.phone_number)),
         "status": shorten(str(row.status)),
     }
+
+
+def _shown_number(text: str) -> str:
+    """Return a number masked, unless a list shows few of its digits: a second mask would leave too few to tell."""
+    is_part = international(text) is None and text.isprintable() and re.fullmatch(r"[0-9xX\W_]+", text) is not None
+    return text if is_part and 0 < sum(map(str.isdigit, text)) <= _MOST_SHOWN else mask_phone_number(text)
 
 
 def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
