@@ -354,7 +354,8 @@ class Model:
         is_known = self.process.knows_clock and not line.is_lost
         if self.sole_writer is None and is_known and self.remembers(row) and not is_explained:
             line.is_foreign = True
-            if sum(each.is_foreign and now - each.first_seen <= 7 * DAY for each in store.lines.values()) >= 3:
+            recent = sum(each.is_foreign and now - each.first_seen <= 7 * DAY for each in store.lines.values())
+            if recent >= 3 or store.others_until > now:
                 store.others_until = now + 30 * DAY
 
     def open_lines(self) -> list[Line]:

@@ -579,6 +579,30 @@ async def test_one_of_many_payments_of_a_kind_is_no_other_systems(
     assert (record.state, record.cause) == (PaymentState.ACKNOWLEDGED, None)
 
 
+@pytest.mark.parametrize("room", [1, 3, 900])
+async def test_each_row_of_another_system_prolongs_the_finding(
+    sqlite_file_url: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three prove it, and then it holds for thirty days after each, whether there is room for their lines or not."""
+    monkeypatch.setattr(module, "_MOST_STRANGERS", room)
+    world, lasts = make_world(sqlite_file_url), list[timedelta | None]()
+    store = account_store(SQLStore(world.url))
+    async with world.client() as client:
+        for last in (1, 2, 3):
+            await world.pay(client, [order("collections", f"own {last}", 50 + last)])
+            await anyio.sleep(4 * MINUTE)
+            for each in range(2 if last == 1 else 1):
+                world.service.make("collection", number(3 * last + each), "5000")
+            made_at = world.utcnow()
+            await world.read(client)
+            row = await store.database.read(lambda each: each.execute(sa.select(accounts)).one())
+            lasts.append(row.others_until and row.others_until - made_at)
+            await anyio.sleep(4 * DAY * last)
+    store.database.close()
+    assert lasts[0] is None
+    assert all(each is not None and abs(each - timedelta(days=30)) < timedelta(minutes=10) for each in lasts[1:]), lasts
+
+
 @pytest.mark.parametrize("shown", [2, 3])
 async def test_what_a_payment_owns_is_no_proof_of_another_system(sqlite_file_url: str, shown: int) -> None:
     """Neither that there is one, nor that it pays a kind, once someone has said whose it is."""
@@ -711,6 +735,13 @@ async def test_strangers_beyond_the_most_are_left_out(
         assert len(await client.payments.unclaimed()) == 4
         (line,) = (each for each in warnings(caplog) if "than are recorded" in each)
         assert "store_options = { sole_writer = false } in the profile" in line
+        # What an unknown payment may have made is kept as well.
+        world.service.repeats = 2
+        await world.lose(client, order("disbursements", "lost"), made=True)
+        await world.read(client)
+        first, again = world.made("lost")
+        await client.payments.identify("lost", first, note="Asha saw it")
+        assert again in {each.transaction_id for each in await client.payments.unclaimed()}
 
 
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])

@@ -36,7 +36,16 @@ from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.ownership.binding import Binding
 from mobilemoney_async.payments.ownership.comparison import RowClass, RowFacts
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, is_within, own_samples, query_for
+from mobilemoney_async.payments.ownership.matching import (
+    Match,
+    Skew,
+    estimate_skew,
+    is_within,
+    match,
+    may_be_within,
+    own_samples,
+    query_for,
+)
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.ownership.surplus import find_attempt, open_attempts, surplus
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -211,13 +220,17 @@ class UnclaimedObserver:
             journal.change_rows(unmatched, is_it, status=values["status"], number_digest=known)
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
-        facts, others = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts(), 0
+        facts = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts()
+        attempts, foreign, unkept = open_attempts(journal), list[datetime](), 0
         for row, due_at in fresh:
             like = find_attempt(journal, row, self._ahead)
             lost = facts.lost_time(row, self._skew)
             is_foreign = self._is_foreign(row, like, facts)
-            if lost is None and count >= (_MOST_STRANGERS if like is None else _MOST):
-                is_full = True
+            made_at = shift(row.created_at or now, -self._ahead)
+            foreign += [made_at] if is_foreign else []
+            most = _MOST_STRANGERS if like is None else _MOST
+            if lost is None and count >= most and not any(self._may_have_made(each, row) for each in attempts):
+                is_full, unkept = True, unkept + (is_foreign and made_at >= now - _WEEK)
                 continue
             is_new = add_line(
                 journal,
@@ -233,11 +246,11 @@ class UnclaimedObserver:
                     "is_foreign": is_foreign,
                 },
             )
-            count, others = count + is_new, others + (is_new and is_foreign)
-        if others:
-            self._count_others(journal, now)
+            count += is_new
+        if foreign:
+            self._note_others(journal, max(foreign), now, known_until=account.others_until, unkept=unkept)
         lines = find_lines(journal, IS_OPEN)
-        left = {each.id for each in surplus(lines, open_attempts(journal), account.number_key)}
+        left = {each.id for each in surplus(lines, attempts, account.number_key)}
         due = [each for each in lines if each.told_at is None and each.due_at <= now]
         told, is_untold = list[UnclaimedTransaction](), _columns.told_at.is_(None)
         for each in (each.shown for each in due if each.id in left):
@@ -254,13 +267,28 @@ class UnclaimedObserver:
         is_asked = self._store.sole_writer is None and not is_near
         return is_asked and facts.classify(row, self._skew) is RowClass.REMEMBERED
 
-    def _count_others(self, journal: Journal, now: datetime) -> None:
-        """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it."""
-        if journal.count(unmatched, _columns.is_foreign, _columns.first_seen_at >= now - _WEEK, ~IS_OWNED) < _PROOF:
+    def _may_have_made(self, attempt: PaymentRecord, row: Transaction) -> bool:
+        """Return whether a row is a candidate of an open attempt."""
+        query = query_for(attempt)
+        return match(query, row) is not Match.NONE and may_be_within(row, *query.reach(self._skew))
+
+    def _note_others(
+        self, journal: Journal, made_at: datetime, now: datetime, *, known_until: datetime | None, unkept: int
+    ) -> None:
+        """Note, and say once, that other systems of the merchant's pay too, if enough rows prove it.
+
+        While that is known, one more row is enough, also one that found no room and is shown again.
+        """
+        until = shift(made_at, _MONTH)
+        if until <= max(now, known_until or now):
             return
         known_until = journal.lock_account().others_until  # another process may have said so by now
-        journal.change_account(others_until=now + _MONTH)
-        if known_until is None or known_until < now:
+        is_known = known_until is not None and now < known_until
+        recent = (_columns.is_foreign, _columns.first_seen_at >= now - _WEEK, ~IS_OWNED)
+        if not is_known and journal.count(unmatched, *recent) + unkept < _PROOF:
+            return
+        journal.change_account(others_until=until)
+        if not is_known:
             logger.warning(
                 "another system of the merchant of account %r pays too: its transactions are no longer a reason to "
                 "stop collections; say so with %s",
