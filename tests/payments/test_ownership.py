@@ -368,6 +368,34 @@ async def test_a_till_is_no_restored_backup(world: World, kind: str) -> None:
         assert isinstance(said, DuplicateSuspected if world.sole_writer else Acknowledgement)
 
 
+@pytest.mark.parametrize("masked", [False])
+@pytest.mark.parametrize("sole_writer", [None, True])
+async def test_what_a_till_made_at_night_stops_no_collection(
+    sqlite_file_url: str, sole_writer: bool | None, masked: bool
+) -> None:
+    """Also where the list masks numbers; but it does once all payments are said to go through the store."""
+    world, of_night = make_world(sqlite_file_url), order("collections", "of the night's kind")
+    if masked:
+        world.service.list.spell = lambda row: {**row, "phone_number": f"XXXXXX{row['phone_number'][-4:]}"}
+    async with world.client() as client:
+        await settle(world, client, "collections")
+        for each in range(3):
+            world.service.make("collection", number(70 + each), "5000")
+        await world.read(client)
+    await anyio.sleep(6 * HOUR)
+    lost = world.service.make("collection", of_night.phone_number, str(of_night.amount))
+    await anyio.sleep(6 * HOUR)
+    world.sole_writer = sole_writer
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "first of the day", 90)])
+        assert lost.id in {each.transaction_id for each in await client.payments.unclaimed() if each.is_gap}
+        await anyio.sleep(2 * HOUR)
+        said = await world.attempt(client, order("disbursements", "refund"))
+        assert isinstance(said, Acknowledgement), said
+        said = await world.attempt(client, of_night)
+        assert isinstance(said, DuplicateSuspected if sole_writer else Acknowledgement), said
+
+
 async def test_what_a_till_made_before_the_backup_is_of_no_lost_time(world: World, kind: str) -> None:
     """The store was in contact then: only what was made after the backup is forgotten."""
     forgotten = order(kind, "forgotten", 3)

@@ -542,18 +542,24 @@ async def test_the_list_of_unclaimed_transactions(world: World, client: AsyncCli
             await client.payments.unclaimed(state)
 
 
-async def test_a_match_of_a_kind_that_another_system_pays_is_for_someone_to_decide(sqlite_file_url: str) -> None:
-    """Once three rows within a week have shown that there is one."""
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_match_of_a_kind_that_another_system_pays_is_for_someone_to_decide(
+    sqlite_file_url: str, is_gone: bool
+) -> None:
+    """Once three rows within a week have shown that there is one, unless all is said to be paid by the store now."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await begin(world, client)
         theirs = [world.service.make("collection", number(last), "5000") for last in range(1, 4)]
         await world.read(client)
         await client.payments.explain(theirs[0].id, note="Asha's till")
+    world.sole_writer = True if is_gone else None
+    async with world.client() as client:
         await world.lose(client, order("collections"), made=True)
         await world.reconcile(client, GRACE + MINUTE)
         record = await world.get(client, "k")
-    assert (record.state, record.cause) == (PaymentState.UNKNOWN, PaymentCause.OTHER_SYSTEM)
+    found = (PaymentState.ACKNOWLEDGED, None) if is_gone else (PaymentState.UNKNOWN, PaymentCause.OTHER_SYSTEM)
+    assert (record.state, record.cause) == found
 
 
 @pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=2)])

@@ -146,6 +146,8 @@ class Binding:
             row["queued_since"] = run(journal.connection, _QUEUED_SINCE, {"of_account": journal.account}).since
         if row["newest"] is not None:
             self._store.note_newest(row["newest"])
+        if self._store.sole_writer:  # the others that were found are gone
+            row["others_until"] = None
         facts = AccountFacts(
             remembered=remembered,
             timeline_now=timeline(journal.connection),

@@ -66,7 +66,12 @@ _others = sa.exists().where(accounts.c.account == OF_ACCOUNT, accounts.c.others_
 # Where other systems pay too, what they made in a lost time stops no collection, unless payments are lost for certain.
 _STOPS_AS_LOST = sa.and_(
     _columns.is_lost,
-    sa.or_(sa.bindparam("of_payout", type_=sa.Boolean), _columns.went_backwards, ~_others),
+    sa.or_(
+        sa.bindparam("of_strict", type_=sa.Boolean),
+        sa.bindparam("of_payout", type_=sa.Boolean),
+        _columns.went_backwards,
+        ~_others,
+    ),
 )
 SUSPECT: sa.ColumnElement[str | None] = (
     sa.select(_columns.transaction_id)

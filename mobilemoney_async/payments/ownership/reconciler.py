@@ -212,7 +212,8 @@ class Reconciler:
             return PaymentCause.OTHER_SYSTEM
         account, began_at = journal.find_account(), evidence.walk.began_at
         assert account is not None  # made with its first payment
-        if account.others_until is not None and account.others_until > began_at:
+        has_others = account.others_until is not None and account.others_until > began_at
+        if has_others and self._store.sole_writer is None:
             foreign = find_lines(
                 journal, unmatched.c.is_foreign, ~IS_OWNED, unmatched.c.first_seen_at >= began_at - _DAY
             )
