@@ -368,7 +368,7 @@ async def test_a_till_is_no_restored_backup(world: World, kind: str) -> None:
         assert isinstance(said, DuplicateSuspected if world.sole_writer else Acknowledgement)
 
 
-@pytest.mark.parametrize("masked", [False])
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sole_writer", [None, True])
 async def test_what_a_till_made_at_night_stops_no_collection(
     sqlite_file_url: str, sole_writer: bool | None, masked: bool

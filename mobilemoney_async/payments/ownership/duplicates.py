@@ -199,15 +199,18 @@ def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten
     )
 
 
-def require_remembered(journal: Journal, request: PaymentRequest) -> None:
+def require_remembered(journal: Journal, request: PaymentRequest, *, has_others: bool = False) -> None:
     """Raise `DuplicateSuspected` for a forgotten transaction that shows a part of its number only, or no known type.
 
-    Those that show both are compared in the statement that begins the payment.
+    Those that show both are compared in the statement that begins the payment. If other systems pay too, a collection
+    is stopped only by what is lost for certain.
     """
     is_partial = sa.or_(_columns.number_digest.is_(None), _columns.type.not_in([*map(str, TransactionType)]))
+    is_spared = has_others and request.type == TransactionType.COLLECTION
     here = (_columns.is_lost, IS_OPEN, _columns.amount == request.amount, MAY_HAVE_PAID)
+    is_certain = _columns.went_backwards if is_spared else sa.true()
     of_number = digest(journal.number_key(), request.phone_number)
-    for line in find_lines(journal, *here, is_partial):
+    for line in find_lines(journal, *here, is_partial, is_certain):
         if line.is_of(request, of_number):
             raise forgotten(line.id, request.key)
 

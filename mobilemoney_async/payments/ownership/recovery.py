@@ -133,9 +133,10 @@ class Recovery:
             if facts.due_since is not None:  # its program pays beside others, whose the newest rows may always be
                 await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
             return False
-        if facts.lost_at is not None:
-            await self._store.read(lambda journal: require_remembered(journal, request))
         now = self._pipeline.utcnow()
+        if facts.lost_at is not None:
+            has_others = facts.has_others(now)
+            await self._store.read(lambda journal: require_remembered(journal, request, has_others=has_others))
         if not must_compare(facts, now):
             self.memory.in_question = ()
             await self.binding.keep_contact(facts)
