@@ -368,6 +368,22 @@ async def test_a_till_is_no_restored_backup(world: World, kind: str) -> None:
         assert isinstance(said, DuplicateSuspected if world.sole_writer else Acknowledgement)
 
 
+async def test_a_masked_row_stops_its_kind_where_all_is_ours(sqlite_file_url: str, kind: str) -> None:
+    """As one with a whole number does, as far as it shows one."""
+    world = attrs.evolve(make_world(sqlite_file_url), sole_writer=True)
+    world.service.list.spell = lambda row: {**row, "phone_number": f"XXXXXX{row['phone_number'][-4:]}"}
+    async with world.client() as client:
+        await settle(world, client, kind)
+        made = world.service.make(TYPES[kind], number(1), "5000")
+        await world.read(client)
+        await world.pay(client, [order(kind, "another customer's", 2)])
+        said = await world.attempt(client, order(kind, "same kind"))
+        assert isinstance(said, DuplicateSuspected), said
+        assert said.transaction_id == made.id
+        await client.payments.explain(made.id, note="Asha's phone")
+        await world.pay(client, [order(kind, "same kind")])
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sole_writer", [None, True])
 async def test_what_a_till_made_at_night_stops_no_collection(

@@ -38,7 +38,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     Span,
     must_compare,
 )
-from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard, require_remembered
+from mobilemoney_async.payments.ownership.duplicates import SUSPECT, DuplicateGuard, require_remembered
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest
@@ -454,6 +454,19 @@ def test_a_forgotten_transaction_stops_no_payment_of_another_kind() -> None:
             insert_line(connection, account="a", transaction_id=f"tx-{name}", **line)
         guard.require_unsuspected(journal, request, "tx-2", checks)
     engine.dispose()
+
+
+def test_a_payment_is_compared_with_the_lines_of_its_kind_only() -> None:
+    """However many transactions nothing owns, and whether they show whole numbers or not."""
+    engine = sa.create_engine("sqlite://")
+    schema.METADATA.create_all(engine)
+    compiled = sa.select(SUSPECT).compile(engine)
+    with engine.begin() as connection:
+        asked = f"EXPLAIN QUERY PLAN {compiled}", (None,) * len(compiled.positiontup or ())
+        plan = [row.detail for row in connection.exec_driver_sql(*asked) if "_unmatched" in row.detail]
+    engine.dispose()
+    assert len(plan) == 2
+    assert all("(account=? AND number_digest=? AND type=? AND amount=?)" in each for each in plan), plan
 
 
 async def test_other_systems_that_pay_too(world: World) -> None:

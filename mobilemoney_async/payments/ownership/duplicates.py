@@ -73,23 +73,27 @@ _STOPS_AS_LOST = sa.and_(
         ~_others,
     ),
 )
-SUSPECT: sa.ColumnElement[str | None] = (
-    sa.select(_columns.transaction_id)
-    .where(
-        _columns.account == OF_ACCOUNT,
-        _columns.number_digest == sa.bindparam("of_digest"),
-        _columns.type == sa.bindparam("of_type"),
-        _columns.amount == sa.bindparam("of_amount"),
-        MAY_HAVE_PAID,
-        sa.or_(_STOPS_AS_LOST, _STOPS_FOR_A_WHILE),
-        IS_OPEN,
-        sa.bindparam("of_guarded", type_=sa.Boolean),
-    )
-    .order_by(_columns.is_lost.desc(), _columns.first_seen_at)
-    .limit(1)
-    .scalar_subquery()
-    .label("suspect")
+
+
+def _suspects(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    of_kind = (_columns.type == sa.bindparam("of_type"), _columns.amount == sa.bindparam("of_amount"))
+    is_guarded = sa.bindparam("of_guarded", type_=sa.Boolean)
+    here = (_columns.account == OF_ACCOUNT, *where, *of_kind, MAY_HAVE_PAID, IS_OPEN, is_guarded)
+    return sa.select(_columns.transaction_id).where(*here).limit(1)
+
+
+_of_number = _suspects(
+    _columns.number_digest == sa.bindparam("of_digest"), sa.or_(_STOPS_AS_LOST, _STOPS_FOR_A_WHILE)
+).order_by(_columns.is_lost.desc(), _columns.first_seen_at)
+# What shows a part of its number fits no payment that is known, and lost ones were compared before. In one subquery
+# with the others, in an order, or by a bare time, it would be found by reading many lines of the account.
+_in_part = _suspects(
+    _columns.number_digest.is_(None),
+    ~_columns.is_lost,
+    sa.func.coalesce(_columns.first_seen_at, _columns.first_seen_at) > sa.bindparam("of_seen_since"),
+    sa.bindparam("of_strict", type_=sa.Boolean),
 )
+SUSPECT: sa.Label[Any] = sa.func.coalesce(_of_number.scalar_subquery(), _in_part.scalar_subquery()).label("suspect")
 """Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
 
 
@@ -180,7 +184,9 @@ class DuplicateGuard:
         if any(each.shown.is_gap for each in lines_of(journal, [suspect]).values()):
             raise forgotten(suspect, request.key)
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
-        lines = find_lines(journal, *of_kind, _columns.number_digest == checks["of_digest"], IS_OPEN)
+        may_fit = sa.or_(_columns.number_digest == checks["of_digest"], _columns.number_digest.is_(None))
+        lines = find_lines(journal, *of_kind, may_fit, IS_OPEN)
+        lines = [each for each in lines if each.is_of(request, checks["of_digest"])]
         attempts = [each for each in open_attempts(journal) if each.key != request.key]
         for line in surplus(lines, attempts, self._key or journal.number_key()):
             is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED
