@@ -33,7 +33,7 @@ class AttemptRecorder(Protocol):
 class RowObserver(Protocol):
     """Observer of the transaction list: it sees each page that any part of the client reads.
 
-    After a lookup it sees no rows, only that the client follows payments.
+    After a lookup, and once a minute from an open poller or dispatcher, it sees no rows, only that the client is alive.
     """
 
     async def observe(self, rows: Sequence[Transaction]) -> None:

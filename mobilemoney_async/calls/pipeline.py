@@ -167,6 +167,12 @@ class Pipeline:
             await self.observer.observe(answer.transactions if isinstance(answer, PageAnswer) else ())
         return answer
 
+    async def stay_in_contact(self) -> None:
+        """Show the observer once a minute that a poller or dispatcher runs, however quiet the business."""
+        while self.observer is not None:
+            await self.observer.observe(())
+            await anyio.sleep(60)
+
     async def _within_deadline(self, call: _Call) -> Any:
         if self.options.deadline is None:
             return await self._run(call)

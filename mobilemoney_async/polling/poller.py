@@ -256,6 +256,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._pipeline.wire.prepare()  # before the first slot is taken
         group.start_soon(self._poll, group)
         group.start_soon(self._give_up)
+        group.start_soon(self._pipeline.stay_in_contact)
         if self._coordinator is not None:
             group.start_soon(self._coordinator.run)
         for transaction_id in unfinished:

@@ -294,6 +294,18 @@ async def test_a_store_that_follows_by_lookups_alone_stays_in_contact(sqlite_fil
         await world.pay(client, [order("disbursements", "next", 101)])
 
 
+@pytest.mark.parametrize("part", ["poller", pytest.param("dispatcher", marks=pytest.mark.slow)])
+async def test_a_process_with_nothing_to_do_stays_in_contact(sqlite_file_url: str, part: str) -> None:
+    """Its poller or dispatcher is open for six quiet minutes: then a disbursement waits for no list."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 100)])
+        async with getattr(client, part)():
+            await anyio.sleep(6 * MINUTE)
+        await world.pay(client, [order("disbursements", "next", 101)])
+    assert world.service.lists == 0
+
+
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
     """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
     world = make_world(sqlite_file_url)

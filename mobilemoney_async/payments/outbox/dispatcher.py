@@ -126,7 +126,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._pause_after = pause_after
         self._utcnow = pipeline.utcnow
         self._on_event = pipeline.on_event
-        self._wire = pipeline.wire
+        self._pipeline = pipeline
         self._creates = creates
         self._interval = 60.0 / per_minute
         self._claim = pipeline.claim
@@ -151,10 +151,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._is_closed:
             raise refuse("dispatcher", "a new one: each is used once")
-        self._wire.check_open()
+        self._pipeline.wire.check_open()
         await self._store.database.open()
-        async with self._wire.in_use(), task_group() as tasks:
+        async with self._pipeline.wire.in_use(), task_group() as tasks:
             tasks.start_soon(self._run, tasks)
+            tasks.start_soon(self._pipeline.stay_in_contact)
             try:
                 yield self
             finally:
