@@ -321,9 +321,9 @@ class PaymentBook:
         who = None if by is None else require_name("by", by)
 
         def say(journal: Journal, now: datetime) -> UnclaimedTransaction | None:
-            keeps = keep_final_state(journal, name, note=text, at=now)
+            status = keep_final_state(journal, name, note=text, at=now)
             look_again(journal, name, at=now)
-            return explain(journal, name, note=text, by=who, at=now, owned=keeps)
+            return explain(journal, name, note=text, by=who, at=now, status=status)
 
         said = await self._store.decide(say, self._utcnow)
         if said is None:

@@ -130,6 +130,51 @@ async def test_a_stored_transaction_that_cannot_be_read_is_recovered(sqlite_file
         assert shown.status == "SUCCESS"
 
 
+@pytest.mark.slow
+async def test_a_word_about_a_transaction_holds_for_the_state_that_it_was_said_of(sqlite_file_url: str) -> None:
+    """A third final state is told; the audit takes the word; `recover` takes back the word and the first state."""
+    world = make_world(sqlite_file_url)
+    payment, today = await fail(world), world.utcnow().date()
+    async with world.client() as client:
+        for status in ("TIMEOUT", "SUCCESS"):
+            payment.status = status
+            await read(client)
+            assert [each.key for each in await client.payments.unresolved()] == ["k"]
+            await client.payments.explain(payment.id, note="Asha: it failed")
+            async with world.client() as other:
+                assert (await other.payments.audit(from_date=today, to_date=today)).is_clean
+        assert await client.payments.unresolved() == []
+        for status in ("SUCCESS", "FAILED", "SUCCESS"):
+            (record,) = await client.payments.recover({"k": payment.id}, note="Asha: as it is shown")
+            assert (record.status, await client.payments.unresolved()) == (status, [])
+            payment.status = "FAILED" if status == "SUCCESS" else "SUCCESS"
+            await read(client)
+            assert [each.key for each in await client.payments.unresolved()] == ["k"]
+
+
+@pytest.mark.parametrize("word", ["identify", "recover"])
+async def test_a_word_about_a_transaction_ends_once_it_is_a_payments(sqlite_file_url: str, word: str) -> None:
+    """It was explained by mistake, and given to its payment then: another final state is told as ever."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.lose(client, Order("k", "disbursements", number(1)), made=True)
+        payment = world.service.payments[-1]
+        await anyio.sleep(GRACE)
+        payment.status = "SUCCESS"
+        for _ in range(2):
+            await read(client)
+            await anyio.sleep(2 * GRACE)
+        await client.payments.explain(payment.id, note="Asha: not ours")
+        payment.status = "FAILED"
+        if word == "identify":
+            await client.payments.identify("k", payment.id, note="Asha: it is")
+        else:
+            await client.payments.recover({"k": payment.id}, note="Asha: it is")
+        payment.status = "SUCCESS"
+        await read(client)
+        assert [each.key for each in await client.payments.unresolved()] == ["k"]
+
+
 async def test_an_erased_number_does_not_come_back_with_another_state(sqlite_file_url: str) -> None:
     """Not as an operator takes the new state, nor as the list shows it after that."""
     world = make_world(sqlite_file_url)

@@ -16,7 +16,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments
+from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments, unmatched
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.payments.audit.report import (
     AuditReport,
@@ -36,8 +36,9 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners_of_rows
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records.unmatched import IS_OWNED
 
-_columns = payments.c
+_columns, _HAS_WORD = payments.c, unmatched.c.explained_at.is_not(None)
 _DAY = timedelta(days=1)
 # Payments that the list does not show which are looked up one by one. Where there are more at an edge of the days, the
 # pages around them are read first.
@@ -65,6 +66,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
             sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
             facts=read_row_facts(journal, walk.rows, owned, settled=timedelta(0)),
             is_sole_writer=store.sole_writer is not False,
+            kept={(row.transaction_id, row.status) for row in journal.rows(unmatched, _HAS_WORD, IS_OWNED)},
             began_at=walk.began_at,
             now=now,
             grace=timedelta(seconds=store.grace),

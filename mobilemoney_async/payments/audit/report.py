@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, localcontext
 from functools import cached_property
@@ -179,6 +179,7 @@ class Comparison:
         sent: The payments that were sent in its days before it began, and may exist.
         facts: The store's facts about the rows.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
+        kept: Final states that do not count, by their transactions: someone has kept the first ones.
         began_at: When the listing began.
         now: When it ended.
         grace: For how long a transaction that no payment claims may be on its way.
@@ -190,6 +191,7 @@ class Comparison:
     sent: Sequence[PaymentRecord]
     facts: RowFacts
     is_sole_writer: bool
+    kept: Collection[tuple[str, str]] = ()
     began_at: datetime
     now: datetime
     grace: timedelta
@@ -268,7 +270,7 @@ class Comparison:
             return  # it became final while the list was read
         if not record.is_final and is_final_there:
             yield difference(DifferenceKind.STATE, said, record, row)
-        elif record.is_final and record.status != row.status:
+        elif record.is_final and record.status != row.status and (row.id, row.status) not in self.kept:
             # A final state stays: someone has to ask which one is true.
             step = NextStep(_ADVICE[DifferenceKind.CONTENT], tuple(_commands(DifferenceKind.CONTENT, record, row)))
             yield difference(DifferenceKind.STATE, said, record, row, step)

@@ -123,8 +123,9 @@ def _import_again(
     journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
 ) -> PaymentRecord:
     """Return the payment that owns a transaction; with that as it is now, if it has changed or cannot be read here."""
-    is_unreadable = record.is_final and record.transaction is None  # as written by an earlier version
-    if not transaction.is_final or not (is_unreadable or record.cause is PaymentCause.CHANGED):
+    has_changed = record.cause is PaymentCause.CHANGED or record.status != transaction.status
+    is_unreadable = record.transaction is None  # as written by an earlier version
+    if not (record.is_final and transaction.is_final and (is_unreadable or has_changed)):
         return record
     if any(differences(transaction, record)):
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")

@@ -47,7 +47,7 @@ from mobilemoney_async.payments.records.record import (
 )
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, to_record
 from mobilemoney_async.payments.records.transaction_states import record_seen
-from mobilemoney_async.payments.records.unmatched import explained, kept_forms
+from mobilemoney_async.payments.records.unmatched import end_word, explained, kept_forms
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -252,8 +252,10 @@ def adopt(
     if isinstance(adopted, StoreError):
         return adopted
     record_seen(journal, transaction, source=source, at=at)
-    if source is Source.PERSON and not _is_of_request(journal, record, transaction, at=at):
-        journal.update(record.key, {"ended_at": None})  # so no listing is compared with it
+    if source is Source.PERSON:
+        end_word(journal, transaction.id)
+        if not _is_of_request(journal, record, transaction, at=at):
+            journal.update(record.key, {"ended_at": None})  # so no listing is compared with it
     look_again(journal, transaction.id, at=at)
     return journal.find(record.key) or adopted
 

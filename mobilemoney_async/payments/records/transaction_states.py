@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import ERASED, differences, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import payments
+from mobilemoney_async.database.schema import payments, unmatched
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import FinalStateChanged, Handler, emit
@@ -27,7 +27,7 @@ from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns
 from mobilemoney_async.payments.records.statements import PAYMENTS, account_column
-from mobilemoney_async.payments.records.unmatched import explained
+from mobilemoney_async.payments.records.unmatched import end_word, explained
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import shown_id, shown_text
@@ -65,8 +65,11 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
         return None
     if row.state == PaymentState.FINAL:
         changed = Reason(PaymentCause.CHANGED, status)
-        if transaction.is_final and (row.cause, row.about) == (changed.cause.value, changed.about):
-            return None  # told before
+        if transaction.is_final and (
+            (row.cause, row.about) == (changed.cause.value, changed.about)  # told before
+            or explained(journal, [transaction.id], unmatched.c.status == status)  # the first state counts
+        ):
+            return None
         if transaction.is_final:
             journal.change(row.key, reason_columns(changed))
         entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
@@ -86,18 +89,18 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
     return None
 
 
-def keep_final_state(journal: Journal, transaction_id: str, *, note: str, at: datetime) -> bool:
-    """Keep the first of two final states of a payment's transaction; return False if it has not shown two.
+def keep_final_state(journal: Journal, transaction_id: str, *, note: str, at: datetime) -> str | None:
+    """Keep the first of two final states of a payment's transaction, and return the other; None if it has one.
 
-    The caller explains the transaction, so that the other state is not reported again.
+    The caller explains the transaction in the other state, so that this one is not reported again.
     """
     of_transaction = {"of_account": journal.account, "of_transaction": transaction_id}
     row = journal.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
     if row is None or row.state != PaymentState.FINAL or row.cause != PaymentCause.CHANGED:
-        return False
+        return None
     journal.change(row.key, reason_columns(None))
     journal.note(row.key, at=at, what="explained", source=Source.PERSON, detail=note)
-    return True
+    return str(row.about)
 
 
 def take_final_state(
@@ -110,6 +113,7 @@ def take_final_state(
     values = {"status": status, "transaction": dump(transaction), "changed_at": at, **reason_columns(None)}
     change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
     journal.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
+    end_word(journal, transaction.id)
 
 
 def _hold_open(journal: Journal, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
@@ -176,11 +180,10 @@ def _find(
     journal: Journal, ended: Mapping[str, Transaction]
 ) -> tuple[Sequence[tuple[PaymentRecord, Transaction]], Collection[str]]:
     """Return the payments with another final state than a row of theirs, and the ids with a settled state."""
-    kept = explained(journal, [*ended])  # someone has said which state counts
-    own = [each for name, each in owners(journal, [*ended]).items() if name not in kept]
+    own = owners(journal, [*ended]).values()
     pairs = [(record, ended[str(record.transaction_id)]) for record in own if record.is_final]
     changed = [(record, row) for record, row in pairs if record.status != row.status]
-    return changed, {*kept, *(row.id for _, row in pairs)}
+    return changed, {row.id for _, row in pairs}
 
 
 def _is_due(known: tuple[str, datetime | None] | None, status: str, now: datetime) -> bool:

@@ -171,27 +171,33 @@ def lines_of(journal: Journal, transaction_ids: Iterable[str]) -> dict[str, Line
     return {row.transaction_id: to_line(row) for row in rows}
 
 
-def explained(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of some transactions that someone has explained."""
-    has_word = sa.select(_columns.transaction_id).where(_columns.explained_at.is_not(None))
+def explained(journal: Journal, transaction_ids: Sequence[str], *where: sa.ColumnElement[bool]) -> frozenset[str]:
+    """Return those of some transactions that someone has explained, and that meet some conditions."""
+    has_word = sa.select(_columns.transaction_id).where(_columns.explained_at.is_not(None), *where)
     rows = select_among(journal, has_word, _columns.transaction_id, transaction_ids)
     return frozenset(row.transaction_id for row in rows)
 
 
 def explain(
-    journal: Journal, transaction_id: str, *, note: str, by: str | None, at: datetime, owned: bool = False
+    journal: Journal, transaction_id: str, *, note: str, by: str | None, at: datetime, status: str | None = None
 ) -> UnclaimedTransaction | None:
     """Record an operator's word about a transaction, also one that no list has shown; None if a payment owns it.
 
-    With `owned`, also of one that a payment owns.
+    With a `status`, also of one that a payment owns, in that state.
     """
     said = {"explained_at": at, "note": shorten(note), "explained_by": by and shorten(by), "changed_at": at}
     nothing = dict.fromkeys(("type", "shown_number", "status"), "") | {"amount": "0"}
     journal.insert(unmatched, transaction_id=transaction_id, **nothing, **said, first_seen_at=at, due_at=at)
-    may_explain = sa.or_(~IS_OWNED, sa.literal(owned))
+    said |= {} if status is None else {"status": status}
+    may_explain = ~IS_OWNED if status is None else sa.true()
     if not journal.change_rows(unmatched, _columns.transaction_id == transaction_id, may_explain, **said):
         return None
     return lines_of(journal, [transaction_id])[transaction_id].shown
+
+
+def end_word(journal: Journal, transaction_id: str) -> None:
+    """Let an operator's word about a transaction count no longer, since a later one says which payment it is."""
+    journal.change_rows(unmatched, _columns.transaction_id == transaction_id, explained_at=None)
 
 
 def thin(journal: Journal, now: datetime) -> None:
