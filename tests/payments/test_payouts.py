@@ -292,6 +292,19 @@ async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(
     assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_line_that_a_program_queues_again_stays_one_of_its_batch(client: AsyncClient, is_late: bool) -> None:
+    """Whoever cancels the batch afterwards stops it, too; where that was done before, it is the program's alone."""
+    batch = await client.payouts.propose([{**ORDER, "key": "E1"}], name="salaries", by="Asha")
+    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    await client.payments.cancel("E1", note="Asha: wait", reusable=True)
+    for _ in range(is_late):
+        await client.payouts.cancel(batch.id, by="Asha")
+    await client.payments.enqueue(type="disbursement", **ORDER, idempotency_key="E1")
+    cancelled = await client.payouts.cancel(batch.id, by="Asha")
+    assert dict(cancelled.states) == {"QUEUED" if is_late else "CANCELLED": 1}
+
+
 async def test_cancelling_one_of_two_approved_batches_of_a_file_stops_no_line(client: AsyncClient) -> None:
     """Whichever it is: each line is paid once, by the other one."""
     first, second = [await client.payouts.propose(FILE, name="salaries", by="Asha") for _ in range(2)]

@@ -23,6 +23,7 @@ from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
     UTCDateTime,
+    batches,
     changes,
     history,
     insert_missing,
@@ -167,15 +168,25 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
         _announce(journal, [request.key], at)
         return to_record(made)
     record, _ = journal.look_up(request)
+    batch: str | None = None
     if record is not None and move(record.state, PaymentEvent.ENQUEUE) is not None:
-        record = journal.find(record.key, lock=True)
+        row = journal.row(record.key, lock=True)
+        record, batch = to_record(row), row.batch
     assert record is not None  # rows are never deleted
     if move(record.state, PaymentEvent.ENQUEUE) is None:
         return record
     _require_active(journal)
     journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
-    # Whatever asks for it again, a payment stays the one that a retry has made in place of another.
-    again = attrs.asdict(options, filter=lambda field, _: field.name != "previous_key")
+    # Whatever asks for it again, a payment stays the one that a retry has made in place of another, and a line of its
+    # batch, which someone may still cancel.
+    kept = {"previous_key"}
+    if (
+        options.batch is None
+        and batch
+        and journal.count(batches, batches.c.id == batch, batches.c.cancelled_at.is_(None))
+    ):
+        kept |= {"batch", "line"}
+    again = attrs.asdict(options, filter=lambda field, _: field.name not in kept)
     return to_record(journal.update(record.key, {"phone_number": request.phone_number, **again}))
 
 
