@@ -218,8 +218,10 @@ async def test_an_absent_collection_is_sent_once_its_candidates_are_explained(st
         await anyio.sleep(HOUR)
         for _ in range(rows):
             world.service.make("collection", asked.phone_number, "5000", status="SUCCESS")
-        assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
+        said = await world.attempt(client, asked)
+        assert isinstance(said, OutcomeUnknown)
         for name in (await world.get(client, "k")).candidates:
+            assert all(f"mobilemoney payments {word} {name} " in str(said) for word in ("identify k", "explain"))
             record = await world.get(client, "k")
             assert record.state is PaymentState.ABSENT and name in (record.reason or "")
             await client.payments.explain(name, note="Asha: sold at the till")

@@ -52,6 +52,7 @@ from mobilemoney_async.payments.ownership.reconciliation import adopt, doubt
 from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.records.account_store import AccountStore, suspended
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     Clearance,
@@ -64,7 +65,7 @@ from mobilemoney_async.payments.records.record import (
     withdrawal,
 )
 from mobilemoney_async.tasks import shielded
-from mobilemoney_async.text import shown_id
+from mobilemoney_async.text import command_line, shown_id
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -351,8 +352,8 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key
 
 def _unknown(record: PaymentRecord, grace: float) -> OutcomeUnknown:
     if record.candidates:
-        said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to identify() the "
-        said += "right one, or to explain() each that is no order of yours"
+        commands = " or ".join(command_line(*each) for each in next_step(record, record.changed_at).commands)
+        said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to decide: {commands}"
     elif record.state is PaymentState.ABSENT:
         said = "the list shows only transactions that were explained, or none: confirm_absent() lets it be sent again"
     elif record.reason is not None:
