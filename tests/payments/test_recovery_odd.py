@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     Acknowledgement,
@@ -36,6 +37,7 @@ from tests.contract import samples
 from tests.payments.second_world import DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.payments.tables import edit
 from tests.payments.test_recovery import forget, order, sell, stopped
+from tests.support.databases import execute
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
 
 pytestmark = pytest.mark.pairs
@@ -131,6 +133,19 @@ async def test_a_store_that_went_backwards_is_told_though_another_loss_was_told_
         assert [each.is_gap for each in await client.payments.unclaimed()] == [True]
     assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [1] * is_said
     assert world.posts(orders[0].key) == 1
+
+
+async def test_where_others_pay_no_repeated_comparison_is_left(world: World) -> None:
+    """It would begin at its old time once the setting is taken back, and count all that others have paid as lost."""
+    orders = await sell(world, "collections", forgotten=1)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await stopped(world, client, orders)
+    (held,) = execute(world.url, sa.select(accounts.c.again_at, accounts.c.known_until))
+    assert None not in held
+    async with world.client(store=SQLStore(world.url, grace=GRACE, sole_writer=False)) as client:
+        await world.pay(client, [order("collections", "new", 300)])
+    assert execute(world.url, sa.select(accounts.c.again_at, accounts.c.known_until)) == [(None, None)]
 
 
 async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Recovery:
         is_collection = request.type == TransactionType.COLLECTION
         await self.binding.require_bound(facts)
         if self._store.sole_writer is False:
-            if facts.due_since is not None:  # its program pays beside others, whose the newest rows may always be
+            if (facts.due_since, facts.again_at) != (None, None):  # others pay, too: the newest rows may be theirs
                 await self.binding.save(due_since=None, known_until=None, again_at=None, went_backwards=False)
             return False
         now = self._pipeline.utcnow()
