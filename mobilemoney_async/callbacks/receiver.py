@@ -208,6 +208,7 @@ class CallbackReceiver:
         Raises:
             InvalidRequest: The body is not bytes, such as one that is read already.
         """
+        token = token and conceal(token)  # an error keeps this frame
         await anyio.lowlevel.checkpoint()
         if not isinstance(body, bytes | bytearray):
             raise refuse("body", "the raw body, as bytes", type(body))
