@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -168,7 +169,10 @@ def may_be_number(shown: str, own: str) -> bool:
     if any(ends) and not _INNER_MASK.search(_SEPARATORS.sub("", text)):
         return True
     pattern = re.sub("[^0-9]+", "[0-9]*", text)
-    return pattern != digits and any(re.fullmatch(pattern, each) for each in _forms(own))
+    return pattern != digits and any(map(_compile(pattern).fullmatch, _forms(own)))
+
+
+_compile = functools.lru_cache(4_096)(re.compile)  # a thousand masked rows are more than `re` remembers
 
 
 def _forms(own: str) -> Mapping[str, NumberForm]:

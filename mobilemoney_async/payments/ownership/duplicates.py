@@ -186,7 +186,7 @@ class DuplicateGuard:
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
         may_fit = sa.or_(_columns.number_digest == checks["of_digest"], _columns.number_digest.is_(None))
         lines = find_lines(journal, *of_kind, may_fit, IS_OPEN)
-        lines = [each for each in lines if each.is_of(request, checks["of_digest"])]
+        lines = [each for each in lines if each.shows_number_of(request, checks["of_digest"])]
         attempts = [each for each in open_attempts(journal) if each.key != request.key]
         for line in surplus(lines, attempts, self._key or journal.number_key()):
             is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, international, may_be_number
+from mobilemoney_async.contract.comparison import ERASED, international, may_be_number, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import erasures, unmatched
@@ -44,8 +44,9 @@ FAILED: frozenset[str] = frozenset({"FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS"})
 
 # For how long an explained or owned transaction is kept with its masked number.
 _KEPT = timedelta(days=30)
-# Digits of a number that a list may show in part to be kept as it is: no more than our own mask leaves.
-_MOST_SHOWN = 8
+# Digits of a number that a list may show in part to be kept as it is: no more than our own mask leaves, of one with its
+# country code and of a shorter one.
+_MOST_SHOWN, _MOST_SHOWN_LOCALLY = 8, 5
 
 _columns = unmatched.c
 # As text: SQLAlchemy leaves out the names of tables in what SQLite's INSERT returns.
@@ -102,6 +103,11 @@ class Line:
             return self.number_digest == of_number
         return may_be_number(shown.phone_number, payment.phone_number)
 
+    def shows_number_of(self, payment: PaymentRequest, of_number: str) -> bool:
+        """Return whether it is of a payment's kind, and shows enough of its number to stop nobody else."""
+        is_shown = same_number(self.shown.phone_number, payment.phone_number) is not None
+        return self.is_of(payment, of_number) and (self.number_digest is not None or is_shown)
+
 
 def kept_forms(journal: Journal, numbers: Iterable[str]) -> dict[str, str]:
     """Return the number for each form in which records may keep it: as it is, and erased if some of the account are."""
@@ -155,7 +161,8 @@ def shown_values(row: Transaction) -> dict[str, Any]:
 def _shown_number(text: str) -> str:
     """Return a number masked, unless a list shows few of its digits: a second mask would leave too few to tell."""
     is_part = international(text) is None and text.isprintable() and re.fullmatch(r"[0-9xX\W_]+", text) is not None
-    return text if is_part and 0 < sum(map(str.isdigit, text)) <= _MOST_SHOWN else mask_phone_number(text)
+    most = _MOST_SHOWN if text.startswith(("+", "00", "255")) else _MOST_SHOWN_LOCALLY
+    return text if is_part and 0 < sum(map(str.isdigit, text)) <= most else mask_phone_number(text)
 
 
 def find_lines(journal: Journal, *where: sa.ColumnElement[bool]) -> list[Line]:
