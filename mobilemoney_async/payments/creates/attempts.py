@@ -85,8 +85,9 @@ NEVER_ITS_OWN = (TransportError, AuthenticationError, RateLimitExceeded)
 
 _must_compare = sa.or_(accounts.c.due_since.is_not(None), accounts.c.went_backwards)
 _MUST_COMPARE: sa.Label[Any] = ACCOUNT.with_only_columns(_must_compare).scalar_subquery().label("must_compare")
-_FOUND = (FOUND_VERSION.label("version"), SUSPECT, TURNED, NUMBER_KEY, STATE, _MUST_COMPARE)
-_CHECKS = sa.select(*_FOUND)
+_OTHERS = (FOUND_VERSION.label("version"), TURNED, NUMBER_KEY, STATE, _MUST_COMPARE)
+_FOUND = {is_strict: (suspect, *_OTHERS) for is_strict, suspect in SUSPECT.items()}
+_CHECKS = {is_strict: sa.select(*found) for is_strict, found in _FOUND.items()}
 
 
 class KeyTakenError(Exception):
@@ -320,7 +321,9 @@ class Beginning:
         """Make a row, or return False if a unique index forbids it."""
         new = {"attempt": 1, "created_at": columns["sent_at"]}
         values = {**request_columns(journal.account, self.request), **new, **columns, **checks}
-        found = run(journal.connection, insert_missing(payments, journal.dialect, *_FOUND), values)
+        found = run(
+            journal.connection, insert_missing(payments, journal.dialect, *_FOUND[self.guard.is_strict]), values
+        )
         if found is not None:
             self._require_allowed(journal, found, checks)
         return found is not None
@@ -330,7 +333,7 @@ class Beginning:
     ) -> bool | None:
         """Begin another attempt in a row; return whether that was queued, or None if it or a duplicate forbids it."""
         request = self.request
-        self._require_allowed(journal, run(journal.connection, _CHECKS, checks), checks)
+        self._require_allowed(journal, run(journal.connection, _CHECKS[self.guard.is_strict], checks), checks)
         row = journal.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what another
         # process may have changed matters.
@@ -357,7 +360,7 @@ class Beginning:
             raise wait("has to be compared with the service before a disbursement, which began before that was known")
         if not self.guard.has(found.account_number_key):  # the store went back to before the account's first payment
             checks = self.guard.parameters(journal, self.request, checks["of_now"])
-            found = run(journal.connection, _CHECKS, checks)
+            found = run(journal.connection, _CHECKS[self.guard.is_strict], checks)
         if found.turned is not None and (turned := journal.find(found.turned)) is not None:
             raise duplicate_suspected(turned)
         self.guard.require_unsuspected(journal, self.request, found.suspect, checks)

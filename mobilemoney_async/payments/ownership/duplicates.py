@@ -91,11 +91,15 @@ _in_part = _suspects(
     _columns.number_digest.is_(None),
     ~_columns.is_lost,
     sa.func.coalesce(_columns.first_seen_at, _columns.first_seen_at) > sa.bindparam("of_seen_since"),
-    sa.bindparam("of_strict", type_=sa.Boolean),
 )
-SUSPECT: sa.Label[Any] = sa.func.coalesce(_of_number.scalar_subquery(), _in_part.scalar_subquery()).label("suspect")
-"""Unmatched transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
-
+_either = sa.func.coalesce(_of_number.scalar_subquery(), _in_part.scalar_subquery())
+# Two, since psycopg reads a statement of more than 4,096 characters anew each time.
+SUSPECT: Mapping[bool, sa.Label[Any]] = {
+    False: _of_number.scalar_subquery().label("suspect"),
+    True: _either.label("suspect"),
+}
+"""Unmatched transaction that a payment may be, as a column of another statement, by `DuplicateGuard.is_strict`; its
+parameters are `DuplicateGuard.parameters`."""
 
 NUMBER_KEY: sa.Label[Any] = account_column("number_key")
 """The account's secret key of the digests, as a column of another statement."""
@@ -143,10 +147,15 @@ class DuplicateGuard:
             "of_amount": request.amount,
             "of_now": now,
             "of_seen_since": now - _STOPS[request.type],
-            "of_strict": self.sole_writer is True,
+            "of_strict": self.is_strict,
             "of_payout": request.type == TransactionType.DISBURSEMENT,
             "of_guarded": self.sole_writer is not False,
         }
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether every payment of the merchant's is the store's."""
+        return self.sole_writer is True
 
     def has(self, number_key: str | None) -> bool:
         """Return whether the key of the digests is the account's; forget one that is not."""
@@ -190,7 +199,7 @@ class DuplicateGuard:
         attempts = [each for each in open_attempts(journal) if each.key != request.key]
         for line in surplus(lines, attempts, self._key or journal.number_key()):
             is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED
-            if is_new and (self.sole_writer is True or line.shown.fits_key is not None):
+            if is_new and (self.is_strict or line.shown.fits_key is not None):
                 raise _suspected(line.id)
 
 
