@@ -51,7 +51,7 @@ _OTHER_NAMES = {
 _OUR_HEADERS = frozenset(
     {
         *("authorization", "content-type", "content-length", "host", "transfer-encoding"),
-        *("accept-encoding", "content-encoding", "expect", "range"),  # which change what is read, or make it unreadable
+        *("accept-encoding", "content-encoding", "expect", "range"),  # which change the answer, or make it unreadable
     }
 )
 

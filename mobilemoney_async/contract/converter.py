@@ -171,7 +171,7 @@ def _read_whole_number(value: str, _: Any) -> str:
 
 def _read_datetime(value: str, _: Any) -> datetime:
     try:
-        with suppress(msgspec.ValidationError):  # what msgspec reads is the same time here, to the microsecond
+        with suppress(msgspec.ValidationError):  # a time of msgspec's is the same here, to the microsecond
             return in_utc(msgspec.convert(value, datetime))
         return in_utc(datetime.fromisoformat(value))
     except ValueError:

@@ -3,7 +3,7 @@
 Critical section: a claim changes hands under its row's lock, and only after its end by the database's clock. A host
 counts its own claims to an earlier end, by its own clock, which goes on while the process is stopped.
 
-No statement waits for a locked row: what concerns that row is left out, and done a second later.
+No statement waits for a locked row: its work is left out, and done a second later.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _suspects(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
 _of_number = _suspects(
     _columns.number_digest == sa.bindparam("of_digest"), sa.or_(_STOPS_AS_LOST, _STOPS_FOR_A_WHILE)
 ).order_by(_columns.is_lost.desc(), _columns.first_seen_at)
-# What shows a part of its number fits no payment that is known, and lost ones were compared before. In one subquery
+# A row with a part of its number fits no payment that is known, and lost ones were compared before. In one subquery
 # with the others, in an order, or by a bare time, it would be found by reading many lines of the account.
 _in_part = _suspects(
     _columns.number_digest.is_(None),

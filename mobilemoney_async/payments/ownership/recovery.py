@@ -404,7 +404,7 @@ class Recovery:
         facts, now = due.facts, self._pipeline.utcnow()
         values |= {"lost_at": sa.case((_HAS_LOST, sa.literal(now, _TIME))), "went_backwards": True}
         if flaw is None:
-            known = None if again_at is None else due.newest  # what is paid until then shows nothing either
+            known = None if again_at is None else due.newest  # payments until then show nothing either
             values |= {"due_since": None, "known_until": known, "again_at": again_at, "timeline": facts.timeline_now}
             values["went_backwards"] = due.went_backwards and again_at is not None
         else:  # from when on someone may say that they have compared it
