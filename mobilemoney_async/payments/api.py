@@ -22,6 +22,7 @@ from mobilemoney_async.payments.ownership.binding import Memory
 from mobilemoney_async.payments.ownership.imports import assign, import_transactions
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.ownership.recovery import Recovery
+from mobilemoney_async.payments.ownership.surplus import with_fitting
 from mobilemoney_async.payments.ownership.unclaimed import UnclaimedObserver
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -192,7 +193,7 @@ class Payments(PaymentBook):
             note: The reason and your name; kept in the payment's history.
 
         Returns:
-            The payment as it is now.
+            The payment as it is now, with the `candidates` that are left: this word says nothing of them.
 
         Raises:
             InvalidRequest: An argument is blank.
@@ -207,7 +208,8 @@ class Payments(PaymentBook):
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
 
         def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
-            return assign(journal, lock_unresolved(journal, key, now), transaction, note=note, now=now)
+            done = assign(journal, lock_unresolved(journal, key, now), transaction, note=note, now=now)
+            return done if isinstance(done, StoreError) else with_fitting(journal, done)
 
         return await self._store.decide_about(key, identify, self._utcnow)
 

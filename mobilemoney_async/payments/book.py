@@ -19,7 +19,7 @@ from mobilemoney_async.payments.feed.consumers import ConsumerState, forget_cons
 from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read_order
 from mobilemoney_async.payments.ownership.reconciliation import look_again, lose_stale
-from mobilemoney_async.payments.ownership.surplus import find_unclaimed
+from mobilemoney_async.payments.ownership.surplus import find_unclaimed, with_fitting
 from mobilemoney_async.payments.records import queries
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -179,7 +179,7 @@ class PaymentBook:
             note: The reason and your name; kept in the payment's history.
 
         Returns:
-            The payment as it is now, with the `candidates` that are left.
+            The payment as it is now, with the `candidates` that are left: open transactions of its kind.
 
         Raises:
             InvalidRequest: The key or the note is blank.
@@ -201,7 +201,7 @@ class PaymentBook:
                 )
             event = PaymentEvent.CONFIRM_ABSENT
             done = journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
-            return done if isinstance(done, StoreError) else attrs.evolve(done, candidates=record.candidates)
+            return done if isinstance(done, StoreError) else with_fitting(journal, done, record.candidates)
 
         return await self._store.decide_about(key, confirm, self._utcnow)
 

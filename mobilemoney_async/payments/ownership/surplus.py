@@ -66,8 +66,7 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
         alike = {each.id for each in near if each.is_of(attempt, of_number)}
         # Its own acknowledgement may have named one of another kind.
         for name in alike.union(each for each in attempt.candidates if each in by_id):
-            at = by_id[name].shown.created_at
-            distance = timedelta(0) if at is None else abs(at - sent_at)
+            distance = _distance(by_id[name], sent_at)
             if distance <= _REACH:
                 pairs.append((distance, name, attempt.key))
     taken: set[str] = set()
@@ -77,6 +76,20 @@ def surplus(lines: Sequence[Line], attempts: Iterable[PaymentRecord], key: str) 
             taken.add(name)
             served.add(key_of)
     return [line for line in lines if line.id not in taken]
+
+
+def with_fitting(journal: Journal, record: PaymentRecord, known: Iterable[str] = ()) -> PaymentRecord:
+    """Return a payment with `candidates` that a word about it has left: those known, and open lines near its send."""
+    sent_at, of_number = query_for(record).sent_at, digest(journal.number_key(), record.phone_number)
+    lines = find_lines(journal, IS_OPEN, _columns.amount == plain(record.amount))
+    near = (each.id for each in lines if each.is_of(record, of_number) and _distance(each, sent_at) <= _REACH)
+    return attrs.evolve(record, candidates=tuple(dict.fromkeys([*known, *near])))
+
+
+def _distance(line: Line, sent_at: datetime) -> timedelta:
+    """Return how far from a payment's send a line is; one without a time is of any."""
+    at = line.shown.created_at
+    return timedelta(0) if at is None else abs(at - sent_at)
 
 
 def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> PaymentRecord | None:
