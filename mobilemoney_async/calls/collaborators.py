@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError, StoreError
 
 
@@ -36,8 +36,8 @@ class RowObserver(Protocol):
     After a lookup, and once a minute from an open poller or dispatcher, it sees no rows, only that the client is alive.
     """
 
-    async def observe(self, rows: Sequence[Transaction]) -> None:
-        """See the rows of a page. Raises nothing; cancelling it ends the call."""
+    async def observe(self, rows: Sequence[Transaction], unreadable: Sequence[UnreadableRow] = ()) -> None:
+        """See the rows of a page, and those that cannot be read. Raises nothing; cancelling it ends the call."""
         ...
 
 

@@ -25,7 +25,7 @@ from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer
-from mobilemoney_async.contract.models import LoginResult, PageAnswer, TransactionAnswer
+from mobilemoney_async.contract.models import LoginResult, PageAnswer, RowsAnswer, TransactionAnswer
 from mobilemoney_async.contract.plain import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
@@ -164,7 +164,8 @@ class Pipeline:
             exc.idempotency_key = idempotency_key
             raise
         if self.observer is not None and isinstance(answer, PageAnswer | TransactionAnswer):
-            await self.observer.observe(answer.transactions if isinstance(answer, PageAnswer) else ())
+            unreadable = answer.unreadable if isinstance(answer, RowsAnswer) else ()
+            await self.observer.observe(answer.transactions if isinstance(answer, PageAnswer) else (), unreadable)
         return answer
 
     async def stay_in_contact(self) -> None:

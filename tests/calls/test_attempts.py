@@ -26,6 +26,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.calls import transport as transport_module
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION
+from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.errors import CallOutcome
 from mobilemoney_async.events import AttemptEnded, Event, LimiterWaited, PaymentUnknown, RetryScheduled, TokenRenewed
 from tests.contract import samples
@@ -235,7 +236,7 @@ class Observer:
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
 
-    async def observe(self, rows: Sequence[Transaction]) -> None:
+    async def observe(self, rows: Sequence[Transaction], unreadable: Sequence[UnreadableRow] = ()) -> None:
         self.seen.append([row.id for row in rows])
 
 

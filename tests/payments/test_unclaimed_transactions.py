@@ -217,10 +217,13 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(world: World, 
     await world.read(client)
     await world.reconcile(client, 0.0)
     assert len(await unclaimed(client) & {*world.made("k")}) == 1
-    assert set((await world.get(client, "k")).candidates) == {*world.made("k")}
-    await client.payments.identify("k", world.made("k")[1], note="Asha found the receipt")
+    first, second = world.made("k")
+    assert set((await world.get(client, "k")).candidates) == {first, second}
+    # A word about a payment says nothing of the other transaction, which is among its results.
+    identified = await client.payments.identify("k", second, note="Asha found the receipt")
+    assert (identified.transaction_id, identified.candidates) == (second, (first,))
     await world.read(client)
-    assert await unclaimed(client) == {world.made("k")[0]}
+    assert await unclaimed(client) == {first}
 
 
 @pytest.mark.costly("runs lines of payments/feed/feed.py, payments/feed/consumers.py that no quick test runs")
@@ -393,6 +396,30 @@ async def test_rows_of_another_merchant_are_not_reported(world: World, client: A
     world.service.make("collection", number(600), "700", merchant_id="merchant-2")
     await world.read(client)
     assert await unclaimed(client) == set()
+
+
+async def test_a_row_that_cannot_be_read_is_listed_by_its_id_until_it_can(world: World, client: AsyncClient) -> None:
+    """Its kind is unknown: it stops nothing. Readable again, it is judged as any other one, or as it was explained."""
+    await begin(world, client)
+    await world.pay(client, [order("disbursements")])
+    rows = [world.service.make("disbursement", number(1), "5000", status="SUCCESS") for _ in range(2)]
+    odd = {each.id for each in rows}
+    world.service.list = ListBehaviour(spell=lambda row: {**row, "amount": None} if row["id"] in odd else row)
+    await world.read(client)
+    found = await client.payments.unclaimed()
+    assert {each.transaction_id for each in found} == odd
+    assert {(str(each.type), int(each.amount), each.fits_key) for each in found} == {("unreadable", 0, None)}
+    assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
+    first, second = sorted(odd)
+    await client.payments.explain(first, note="Asha asked the service")
+    world.service.list = ListBehaviour()
+    await world.read(client)
+    (left,) = await client.payments.unclaimed()
+    assert (left.transaction_id, str(left.type), int(left.amount)) == (second, "disbursement", 5000)
+    assert left.fits_key == "k"
+    (said,) = await client.payments.unclaimed("explained")
+    assert (said.transaction_id, str(said.type), int(said.amount)) == (first, "disbursement", 5000)
+    assert isinstance(await world.attempt(client, order("disbursements", "newer")), DuplicateSuspected)
 
 
 def masked(row: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -29,7 +30,8 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import international, shift
-from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.models import Transaction, UnreadableRow
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
@@ -52,7 +54,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks, merchant_of, owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
-from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.payments.records.record import OPEN, UNREADABLE, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.payments.records.transaction_states import compare_final_states
 from mobilemoney_async.payments.records.unmatched import (
@@ -111,7 +113,7 @@ class UnclaimedObserver:
         self._paused_until: datetime | None = None
         self._contact_at: datetime | None = None
 
-    async def observe(self, rows: Sequence[Transaction]) -> None:
+    async def observe(self, rows: Sequence[Transaction], unreadable: Sequence[UnreadableRow] = ()) -> None:
         """Compare the rows of a page with the store, and report those that no payment claims.
 
         Errors are logged: the page itself is fine. A cancelled call may leave rows to the next page that shows them.
@@ -126,6 +128,7 @@ class UnclaimedObserver:
         await compare_final_states(self._store, rows, now=now, on_event=self._on_event)
         if self._store.sole_writer is False:
             return  # what no payment claims is of other systems
+        rows = [*rows, *(_of_unknown_kind(each) for each in unreadable)]
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
         if not new or (self._paused_until is not None and now < self._paused_until):
@@ -144,7 +147,8 @@ class UnclaimedObserver:
         known = self._seen.get(row.id)
         if isinstance(known, datetime):
             return now >= known
-        return known != row.status and valid_name(row.id) is not None
+        is_known = known == row.status or (known is not None and _is_unreadable(row))
+        return not is_known and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
         own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
@@ -162,12 +166,12 @@ class UnclaimedObserver:
         fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
         for row in (each for each in new if each.id not in owned):
             line = lines.get(row.id)
-            if line is None:
+            if line is None or (_is_unreadable(line.shown) and line.shown.state == OPEN and not _is_unreadable(row)):
                 due_at = self._due_at(row, facts, now)
                 if due_at is not None:
                     fresh.append((row, due_at))
                 continue
-            changed += [row] if line.shown.status != row.status else []
+            changed += [row] if line.shown.status != row.status and not _is_unreadable(row) else []
             if line.shown.state != OPEN or line.told_at is not None:
                 self._store.remember(row.id, str(row.status))
             else:
@@ -221,6 +225,9 @@ class UnclaimedObserver:
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts()
+        if fresh:  # by now they can be read
+            is_fresh = _columns.transaction_id.in_([row.id for row, _ in fresh])
+            journal.delete_rows(unmatched, is_fresh, _columns.type == UNREADABLE, IS_OPEN)
         attempts, foreign, unkept = open_attempts(journal), list[datetime](), 0
         for row, due_at in fresh:
             like = find_attempt(journal, row, self._ahead)
@@ -264,7 +271,7 @@ class UnclaimedObserver:
     def _is_foreign(self, row: Transaction, like: PaymentRecord | None, facts: RowFacts) -> bool:
         """Return whether another system made a row: the store was there, and no payment of its kind was on its way."""
         is_near = like is not None and is_within(row, *query_for(like).window(self._skew))
-        is_asked = self._store.sole_writer is None and not is_near
+        is_asked = self._store.sole_writer is None and not is_near and not _is_unreadable(row)
         return is_asked and facts.classify(row, self._skew) is RowClass.REMEMBERED
 
     def _may_have_made(self, attempt: PaymentRecord, row: Transaction) -> bool:
@@ -330,6 +337,23 @@ class UnclaimedObserver:
             ", ".join(shown_id(each.transaction_id) for each in some[:_MOST_NAMED]),
             ", …" if len(some) > _MOST_NAMED else "",
         )
+
+
+def _of_unknown_kind(row: UnreadableRow) -> Transaction:
+    """Return a row that cannot be read as a transaction that fits no payment, until the list shows the rest of it."""
+    return Transaction(
+        id=row.id or "",
+        type=TransactionType(UNREADABLE),
+        amount=Decimal(0),
+        currency="",
+        phone_number="",
+        status=TransactionStatus(""),
+        created_at=row.created_at,
+    )
+
+
+def _is_unreadable(row: Transaction | UnclaimedTransaction) -> bool:
+    return row.type == UNREADABLE and row.status == ""
 
 
 def _look(

@@ -302,6 +302,9 @@ class PaymentRecord(Data):
 OPEN, EXPLAINED, CLAIMED = "open", "explained", "claimed"
 """States of a transaction that no payment claimed when it was judged."""
 
+UNREADABLE = "unreadable"
+"""Type of a transaction of which the list shows the id and nothing else that can be read."""
+
 
 @attrs.frozen(kw_only=True)
 class UnclaimedTransaction(Data):
@@ -309,7 +312,8 @@ class UnclaimedTransaction(Data):
 
     Attributes:
         transaction_id: Its id.
-        type: Collection or disbursement.
+        type: Collection or disbursement; ``unreadable``, with an amount of 0, while the list's row cannot be read: it
+            stops no payment.
         amount: Whole TZS.
         phone_number: The customer's or recipient's number, masked.
         status: Its state, as the list last showed it.
