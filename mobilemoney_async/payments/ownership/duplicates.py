@@ -93,7 +93,8 @@ _in_part = _suspects(
     sa.func.coalesce(_columns.first_seen_at, _columns.first_seen_at) > sa.bindparam("of_seen_since"),
 )
 _either = sa.func.coalesce(_of_number.scalar_subquery(), _in_part.scalar_subquery())
-# Two, since psycopg reads a statement of more than 4,096 characters anew each time.
+# Two, since psycopg reads a statement of more than 4,096 characters anew each time: the longer one has a few less, by a
+# short alias.
 SUSPECT: Mapping[bool, sa.Label[Any]] = {
     False: _of_number.scalar_subquery().label("suspect"),
     True: _either.label("suspect"),
@@ -104,7 +105,7 @@ parameters are `DuplicateGuard.parameters`."""
 NUMBER_KEY: sa.Label[Any] = account_column("number_key")
 """The account's secret key of the digests, as a column of another statement."""
 
-_earlier = payments.alias()
+_earlier = payments.alias("earlier")
 TURNED: sa.Label[Any] = (
     sa.select(_earlier.c.key)
     .where(
