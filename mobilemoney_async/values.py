@@ -305,7 +305,7 @@ def require_secret(argument: str, value: object) -> Secret:
     """Return a text that is not blank and can be encoded as a secret, or raise `InvalidRequest`."""
     value = conceal(value)
     if not isinstance(value, Secret) or not value.reveal().strip():
-        raise refuse(argument, "a str that is not blank", _kind(value))
+        raise refuse(argument, "a str that is not blank", _UNSHOWN if isinstance(value, Secret) else _kind(value))
     if not can_encode(value.reveal()):
         raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
     return value

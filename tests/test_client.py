@@ -58,10 +58,19 @@ LEAKING = (
     "https://pay.example\x7f/v1|"
     "https://[::1/v1|https://pay example/v1|https://pay.example/v1\n|https://pâyments.example/v1"
 )
+
+
+class AsyncRejected(TokenAuth):
+    """Source that waits for nothing to be told: its `rejected` would never run."""
+
+    async def rejected(self, token: Secret, *, replacement: bool) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
 REFUSED = [
     *wrong(
         base_url=["", None, 7, b"https://pay.example/v1", *LEAKING.split("|")],
-        auth=["", "two words", "line\nbreak", None, ("a@b.example", "secret", "more")],
+        auth=["", "two words", "line\nbreak", None, ("a@b.example", "secret", "more"), AsyncRejected("x")],
         timeout=[0, None, float("inf")],
         deadline=[0, True],
         retry=[3, None],

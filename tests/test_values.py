@@ -30,6 +30,7 @@ from mobilemoney_async.values import (
     require_integer,
     require_name,
     require_seconds,
+    require_secret,
     require_text,
     tanzanian,
     url_shape,
@@ -610,6 +611,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "auth must be a token of visible ASCII characters, without blanks and line ends",
     ),
     (lambda: require_text("password", 12345), "password must be a str that is not blank, not int"),
+    (lambda: require_secret("password", 12345), "password must be a str that is not blank, not int"),
+    (lambda: require_secret("password", " "), "password must be a str that is not blank"),
     (lambda: require_identifier("id", ".."), "id must be an id of the service, not '..'"),
     (lambda: require_integer("page", "token=hunter2", 1), "page must be an int of at least 1, not 'token=[redacted]'"),
 ]

@@ -115,6 +115,8 @@ def check_auth(auth: Auth) -> TokenSource:
         return LoginAuth(*auth)
     if not callable(getattr(auth, "token", None)):
         raise refuse("auth", "a token, (email, password), TokenAuth, LoginAuth or a TokenSource", auth)
+    if inspect.iscoroutinefunction(getattr(auth, "rejected", None)):
+        raise refuse("auth", "a TokenSource with a plain function rejected", advice="nothing awaits an async one")
     return auth
 
 

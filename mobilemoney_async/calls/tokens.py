@@ -48,7 +48,7 @@ class TokenSource(Protocol):
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Note that the service refused a token. A later `token` that returns it again ends the call by the refusal.
 
-        An exception is logged, and changes nothing.
+        Not async. An exception is logged, and changes nothing.
 
         Args:
             token: The refused token, which need not be the newest any more.
