@@ -847,6 +847,28 @@ async def test_a_transaction_of_another_merchant_ends_no_payment(
     assert "is another merchant's" in caplog.text
 
 
+@pytest.mark.parametrize("how", ["adopted", "recovered"])
+async def test_an_account_of_found_payments_alone_refuses_another_merchant(sqlite_file_url: str, how: str) -> None:
+    """After a total loss all payments are recovered ones: a vault's mistake would pay from another merchant's money."""
+    world = two_merchants(sqlite_file_url)
+    world.service.merchants |= {"new.token.of.merchant-1": "merchant-1"}
+    async with world.client() as client:
+        if how == "adopted":
+            await world.lose(client, order("collections", "found", 1), made=True)
+            await world.reconcile(client, 5.0)
+        else:
+            made = world.service.make("collection", number(1), "5000")
+            await anyio.sleep(2 * GRACE)
+            await client.payments.recover({"found": made.id}, note="Asha: our books")
+        assert (await world.get(client, "found")).transaction_id is not None
+    await anyio.sleep(2 * GRACE)
+    async with world.client(auth=OTHER_TOKEN) as other:
+        said = await world.attempt(other, order("disbursements", "new", 2))
+        assert (type(said), world.posts("new")) == (StoreError, 0), said
+    async with world.client(auth="new.token.of.merchant-1") as client:
+        await world.pay(client, [order("disbursements", "new", 2)])
+
+
 async def test_another_merchants_list_is_not_compared(store_url: str) -> None:
     """Its transactions are neither recorded nor do they stop ours."""
     world = two_merchants(store_url)

@@ -268,10 +268,10 @@ class Binding:
         return name
 
     async def look_up_own(self, facts: AccountFacts) -> str | None:
-        """Look up a transaction that was acknowledged to us: the newest after `grace`, or else the oldest.
+        """Look up a transaction of the account: the newest after `grace`, or else the oldest, as of `_find_own`.
 
         Returns:
-            Its merchant, empty if it shows none; None if the store knows no such transaction.
+            Its merchant, empty if it shows none or was adopted; None if the store knows no transaction.
 
         Raises:
             ForeignError: The service does not know it, or it is another payment: this is another merchant.
@@ -292,7 +292,7 @@ class Binding:
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
         if fit is Match.NONE or is_other:
             raise ForeignError(f"has transaction {record.transaction_id}, which is another one at the service")
-        return found.merchant_id or ""
+        return "" if record.is_adopted else found.merchant_id or ""
 
     def _foreign(self, difference: ForeignError) -> StoreError:
         """Return the error for a host or credentials of another merchant, and report them once a minute."""
@@ -329,7 +329,15 @@ def _host(base_url: str) -> str:
 
 
 def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
-    """Return the newest payment with a transaction that was acknowledged to us until a time, or else the oldest one."""
-    sent_at, own = payments.c.sent_at, (payments.c.transaction_id.is_not(None), payments.c.is_adopted.is_(False))
-    found = journal.records(*own, sent_at <= settled_at, order_by=[sent_at.desc()], limit=1)
-    return next(iter(found or journal.records(*own, sent_at.is_not(None), order_by=[sent_at], limit=1)), None)
+    """Return the newest payment with a known transaction until a time, or else the oldest; if any, acknowledged to us.
+
+    An adopted one shows no merchant, since it was found in a list. But a merchant that does not know it is another one.
+    """
+    sent_at, is_known = payments.c.sent_at, payments.c.transaction_id.is_not(None)
+    for is_adopted in (False, True):
+        own = (is_known, payments.c.is_adopted.is_(is_adopted))
+        found = journal.records(*own, sent_at <= settled_at, order_by=[sent_at.desc()], limit=1)
+        found = found or journal.records(*own, sent_at.is_not(None), order_by=[sent_at], limit=1)
+        if found:
+            return found[0]
+    return None
