@@ -122,7 +122,7 @@ PAYMENTS = [
     ({"state": "ABSENT", "ended_at": NOON - 7 * DAY}, is_due, UNTIL),
     ({"state": "ABSENT", "ended_at": NOON, "next_look_at": NOON}, is_due, FROM),
     ({**SOFT, "ended_at": NOON - timedelta(seconds=GRACE)}, is_due, FROM),
-    ({**SOFT, "ended_at": NOON - DAY}, is_due, UNTIL),
+    ({**SOFT, "ended_at": NOON - 30 * DAY}, is_due, UNTIL),
     ({**SOFT, "next_look_at": NOON}, is_due, FROM),
     ({**SOFT, "walks": 1, "next_look_at": NOON}, is_due, FROM),
     ({**SOFT, "walks": 1, "next_look_at": NOON - DAY}, is_due, UNTIL),

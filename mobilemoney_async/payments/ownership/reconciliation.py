@@ -371,7 +371,8 @@ def _next_look(
     cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.evidence.grace)
     ended_at = record.ended_at or record.changed_at
     age = at - ended_at
-    if record.state in REUSABLE and (is_done or age < grace or age > _DAY):
+    was_searched = record.state is PaymentState.RELEASED or record.walks > 0
+    if record.state in REUSABLE and (is_done or age < grace or (was_searched and age > _DAY)):
         return None
     if cause is PaymentCause.NOT_WHOLE:
         return at + _AGAIN

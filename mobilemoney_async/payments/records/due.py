@@ -30,8 +30,8 @@ from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records.record import LISTINGS, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
 
-# For how long a payment is looked for that was refused without a code of the contract, or confirmed absent; and one of
-# the former for which a create has asked.
+# For how long a payment is looked for that was confirmed absent, or that a create has asked for; and one that was
+# refused without a code of the contract: every process may be down, or the list unreadable, for days.
 _SEARCHED, _REMEMBERED = timedelta(days=1), timedelta(days=30)
 # Queued payments that are due so soon are work already: a dispatcher is not worth stopping for a minute.
 _SOON = timedelta(minutes=1)
@@ -72,9 +72,9 @@ class Work(enum.IntFlag):
 def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> list[Due]:
     """Return the payments to look for in the service's list: those that are due, and that of `key`.
 
-    Unknown ones; absent ones of the last week; those refused without a code of the contract in the last day, once after
-    the grace period; those confirmed absent in the last day, once; and either of these two that a create has asked for
-    within a day, without a result.
+    Unknown ones; absent ones of the last week; those refused without a code of the contract in the last month, once
+    after the grace period; those confirmed absent in the last day, once; and either of these two that a create has
+    asked for within a day, without a result.
     """
     here, conditions = _columns.account == journal.account, _conditions(now, grace)
     is_due = sa.or_(*conditions).label("is_due")
@@ -152,7 +152,7 @@ def _conditions(now: datetime, grace: float) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of `due`, of which each has an index: unknown, absent, softly refused, released."""
     a_day_ago, settled_at, is_time = now - _SEARCHED, now - timedelta(seconds=grace), _is_time(now)
     is_asked_for = _columns.next_look_at.between(a_day_ago, now)
-    is_new_refusal = sa.and_(_columns.ended_at.between(a_day_ago, settled_at), _columns.walks == 0, is_time)
+    is_new_refusal = sa.and_(_columns.ended_at <= settled_at, _columns.walks == 0, is_time)
     is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_time)
     return [
         sa.and_(_columns.state == PaymentState.UNKNOWN, sa.or_(is_time, _has_what_it_lacked(now, grace))),
