@@ -122,14 +122,20 @@ def _import(
 def _import_again(
     journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
 ) -> PaymentRecord:
-    """Return the payment that owns a transaction; with that as it is now, if it has changed or cannot be read here."""
+    """Return the payment that owns a transaction; with that as it is now, if it has changed or cannot be read here.
+
+    One that was shown to be another payment ends so too: somebody has asked the service.
+    """
+    is_contradicted = record.cause is PaymentCause.OTHER_PAYMENT
     has_changed = record.cause is PaymentCause.CHANGED or record.status != transaction.status
     is_unreadable = record.transaction is None  # as written by an earlier version
-    if not (record.is_final and transaction.is_final and (is_unreadable or has_changed)):
+    transaction = attrs.evolve(transaction, type=record.type)
+    may_end = is_contradicted or (record.is_final and (is_unreadable or has_changed))
+    if not (transaction.is_final and may_end):
         return record
-    if any(differences(transaction, record)):
+    if any(differences(transaction, record)) and not is_contradicted:
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
-    take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
+    take_final_state(journal, record, transaction, note=note, at=now)
     return journal.find(record.key) or record
 
 

@@ -106,11 +106,12 @@ def keep_final_state(journal: Journal, transaction_id: str, *, note: str, at: da
 def take_final_state(
     journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, at: datetime
 ) -> None:
-    """Take the final state that the service shows now for a payment's transaction, which had another one."""
+    """Take the final state that the service shows now for a payment's transaction, which had another one or none."""
     status = str(transaction.status)
     if record.phone_number.startswith(ERASED):
         transaction = attrs.evolve(transaction, phone_number="erased")
-    values = {"status": status, "transaction": dump(transaction), "changed_at": at, **reason_columns(None)}
+    values: dict[str, Any] = {"state": PaymentState.FINAL, "status": status, "transaction": dump(transaction)}
+    values |= {"changed_at": at, "error": None, **reason_columns(None)}
     change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
     journal.record(record.key, *change, at=at, source=Source.PERSON, detail=f"{status}: {note}", values=values)
     end_word(journal, transaction.id)
