@@ -418,7 +418,7 @@ def lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:
     elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
         state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         said = f"payment {key!r} is {state}, not unknown or absent"
-        if record.state is PaymentState.RELEASED:
+        if record.state in {PaymentState.RELEASED, PaymentState.REFUSED}:
             said += "; if it exists after all: mobilemoney payments recover KEY=TRANSACTION_ID --note TEXT"
         raise StoreError(said, outcome="not_sent")
     return record

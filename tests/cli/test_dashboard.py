@@ -144,7 +144,7 @@ async def test_a_transaction_that_no_payment_claims_is_shown_with_the_next_step(
     stub(monkeypatch, attrs.evolve(found, unclaimed=3, unclaimed_first=unclaimed, is_stopped=True, paused="no float"))
     shown = await reader.see()
     assert "Transactions that no payment claims: 3 txn-1 Copy the transaction id txn-1" in shown
-    assert "It may be the payment order-1, made twice. Find out what it is, then explain it." in shown
+    assert "It may be the payment order-1, made twice. If that has no transaction of its own, recover it; else" in shown
     assert "mobilemoney payments recover KEY=txn-2 --note 'YOUR NAME: WHAT YOU SAW' Copy" in shown
     assert "and 1 more: mobilemoney payments unclaimed" in shown
     assert "New payments may wait" in shown

@@ -98,7 +98,10 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
         (hidden,) = (each.reason for each in report.differences if (each.kind, each.key) == ("missing", "k80"))
         commands = {(str(each.kind), each.key): each.commands for each in report.differences}
-        may_be_it = next(each.commands for each in report.differences if "may be payment 'k9000'" in each.reason)
+        may_be_it, may_be_refused = (
+            next(each.commands for each in report.differences if f"may be payment 'k{amount}'" in each.reason)
+            for amount in (9000, 7000)
+        )
     assert "follow it" in advice["k4000"] and "ask the service" in advice["k6000"]
     assert ("unclaimed", None) in found
     assert ("paid_twice", "k1000") in found
@@ -106,11 +109,13 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
     assert ("missing", "k3000") in found
     assert hidden.endswith("of payment 'k80', but the service knows it")
     assert ("state", "k4000") in found
-    assert any("may be payment 'k7000'" in each.reason for each in report.differences)
     assert ("unresolved", "k5000") in found
     assert all(each.reason and each.advice for each in report.differences)
     assert commands["unresolved", "k5000"] == (("payments", "reconcile"),)
     assert [each[:3] for each in may_be_it] == [("payments", "reconcile"), ("payments", "identify", "k9000")]
+    # Not identify, which takes an unknown payment alone.
+    assert [each[:2] for each in may_be_refused] == [("payments", "recover"), ("payments", "explain")]
+    assert may_be_refused[0][2].startswith("k7000=")
     assert commands["missing", "k3000"] == (("payments", "show", "k3000"),)
     assert commands["paid_twice", "k1000"][0][:2] == commands["unclaimed", None][0][:2] == ("payments", "explain")
     assert commands["state", "k4000"][0][0] == "watch"

@@ -141,8 +141,8 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
                 cause=PaymentCause.OTHER_PAYMENT,
                 reason="it is another",
             ),
-            "Its end is not believed: it is another. Ask the service, then follow it again.",
-            (("watch", "tx-1"),),
+            "Its end is not believed: it is another. Ask the service, then follow it again, or take its end as it is",
+            (("watch", "tx-1"), ("payments", "recover", "order 1=tx-1", *NOTE)),
         ),
         (
             record(PaymentState.RELEASED),
@@ -200,7 +200,7 @@ def test_a_transaction_that_no_payment_claims_is_explained_or_imported() -> None
     values |= {"status": TransactionStatus.SUCCESS, "created_at": NOON, "first_seen_at": NOON}
     twice = unclaimed_step(UnclaimedTransaction(transaction_id="tx-1", fits_key="order-1", **values))
     assert twice.text.startswith("It may be the payment order-1, made twice.")
-    assert twice.commands == (("payments", "explain", "tx-1", *NOTE),)
-    forgotten = unclaimed_step(UnclaimedTransaction(transaction_id="tx-1", is_gap=True, **values))
     explain = ("payments", "explain", "tx-1", *NOTE)
+    assert twice.commands == (("payments", "recover", "order-1=tx-1", *NOTE), explain)
+    forgotten = unclaimed_step(UnclaimedTransaction(transaction_id="tx-1", is_gap=True, **values))
     assert forgotten.commands == (("payments", "recover", "KEY=tx-1", *NOTE), explain)

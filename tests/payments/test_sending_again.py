@@ -14,6 +14,7 @@ from mobilemoney_async import (
     APIError,
     AsyncClient,
     OutcomeUnknown,
+    PaymentCause,
     PaymentState,
     SQLStore,
     StoreError,
@@ -483,6 +484,43 @@ async def test_what_an_acknowledgement_has_named_can_be_identified(
     await name_another_amount(world, client, kind)
     done = await client.payments.identify("k", "t-000001", note="Asha: a fee was taken off")
     assert (done.state, done.transaction_id, done.candidates) == (PaymentState.ACKNOWLEDGED, "t-000001", ())
+    # Its end is another payment's, which no machine believes: someone takes it as it is.
+    world.service.finish(world.service.payments[0])
+    async with client.poller(timeout=60) as poller:
+        poller.track("t-000001")
+        assert [type(each.error) async for each in poller.outcomes()] == [StoreError]
+    contradicted = await world.get(client, "k")
+    assert (contradicted.state, contradicted.cause) == (PaymentState.ACKNOWLEDGED, PaymentCause.OTHER_PAYMENT)
+    assert [each[1] for each in next_step(contradicted, world.utcnow()).commands] == ["t-000001", "recover"]
+    (ended,) = await client.payments.recover({"k": "t-000001"}, note="Asha: it is this payment all the same")
+    assert (ended.state, ended.status, ended.cause, ended.error) == (PaymentState.FINAL, "SUCCESS", None, None)
+    assert ended.transaction is not None and ended.transaction.amount == 4999
+    assert await client.payments.unresolved() == []
+
+
+async def test_an_audit_knows_what_an_acknowledgement_has_named(world: World, client: AsyncClient, kind: str) -> None:
+    """Though its amount is another one: the advice to explain it would have its payment sent again."""
+    await name_another_amount(world, client, kind)
+    today = world.utcnow().date()
+    report = await client.payments.audit(from_date=today, to_date=today)
+    assert {(each.kind, each.key) for each in report.differences} == {("unresolved", "k")}
+    of_row = next(each for each in report.differences if each.transaction_id == "t-000001")
+    assert of_row.commands[0][:4] == ("payments", "identify", "k", "t-000001")
+
+
+@pytest.mark.parametrize("hours", [20, 30])
+async def test_a_soft_refusal_is_looked_for_after_days_without_a_look(
+    world: World, client: AsyncClient, kind: str, hours: int
+) -> None:
+    """Every process was down, say: a payment that was made all the same is not silently refused for ever."""
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    await world.answered(client, order(kind), refuse_softly, made=True)
+    await anyio.sleep(hours * HOUR)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, GRACE + MINUTE)
+    record = await world.get(client, "k")
+    assert record.state is PaymentState.UNKNOWN or record.transaction_id is not None, record
 
 
 @pytest.mark.slow

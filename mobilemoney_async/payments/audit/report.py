@@ -35,8 +35,9 @@ from mobilemoney_async.payments.records.next_steps import (
     forgotten_step,
     identify,
     next_step,
+    recover,
 )
-from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.text import arguments, shown_text, text_repr
 
 # How far from a payment a transaction may be that is the same one, made twice.
@@ -291,7 +292,8 @@ class Comparison:
         near = self._near(row)
         known = (each for each in near if each.transaction_id is not None and _has_moved(each.type, row.status))
         paid = next((each for each in known if _has_moved(each.type, each.status)), None)
-        unidentified = _first_open(near)
+        named = (each for each in self.open_ones if row.id in each.candidates)  # perhaps another amount
+        unidentified = next(named, None) or _first_open(near)
         if unidentified is None and paid is None:
             unidentified = next((each for each in near if each.transaction_id is None), None)
         if unidentified is not None:
@@ -314,8 +316,11 @@ class Comparison:
 
     def _step(self, record: PaymentRecord, row: Transaction | None = None) -> NextStep:
         """Return the next step for a payment with an unknown result, which may be a row."""
-        if row is None or record.is_ambiguous:
+        if row is None or row.id in record.candidates or record.is_ambiguous:
             return next_step(record, self.now, grace=self.grace)
+        if record.state in REUSABLE:
+            said = "recover it if it is this payment; else find out what it is, then explain it"
+            return NextStep(said, (recover(record.key, row.id), explain(row.id)))
         return NextStep(
             "reconcile: it finds the payment by itself where nothing else fits; else compare both, and identify it",
             (RECONCILE, identify(record.key, row.id)),

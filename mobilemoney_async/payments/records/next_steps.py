@@ -87,8 +87,11 @@ def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
     name = transaction.transaction_id
     if transaction.is_gap:
         return forgotten_step(name)
-    twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
-    return NextStep(f"{twice}Find out what it is, then explain it.", (explain(name),))
+    key = transaction.fits_key
+    if key is None:
+        return NextStep("Find out what it is, then explain it.", (explain(name),))
+    said = f"It may be the payment {key}, made twice. If that has no transaction of its own, recover it"
+    return NextStep(f"{said}; else find out what it is, then explain it.", (recover(key, name), explain(name)))
 
 
 def forgotten_step(transaction_id: str) -> NextStep:
@@ -157,7 +160,11 @@ def _wait_for_answer(record: PaymentRecord, now: datetime, grace: timedelta) -> 
 def _follow(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     follow = arguments("watch", record.transaction_id or "")
     if record.is_contradicted:
-        return NextStep(f"Its end is not believed: {record.reason}. Ask the service, then follow it again.", (follow,))
+        said = f"Its end is not believed: {record.reason}. Ask the service, then follow it again"
+        if record.cause is PaymentCause.OTHER_PAYMENT:
+            taken = recover(record.key, record.transaction_id or "")
+            return NextStep(f"{said}, or take its end as it is shown.", (follow, taken))
+        return NextStep(f"{said}.", (follow,))
     sent_at = record.sent_at or record.created_at
     if now - sent_at > _OVERDUE:
         said = f"It was sent at {_at(sent_at, now)}, and has shown no final state. Follow it; the audit of its day "
