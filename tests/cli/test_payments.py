@@ -630,7 +630,7 @@ class TestConfirmAbsent:
 
     def test_the_command_for_a_key_like_an_option_works_as_it_is_printed(self, url: str) -> None:
         """It has the key behind --, and the rest in front."""
-        insert(url, key="-5", state="ABSENT")
+        insert(url, key="-5", state="ABSENT", sent_at="2026-01-02 12:00:00")
         shown = run("show", "--store", url, "--", "-5").stdout
         (line,) = re.findall("^ *mobilemoney payments (confirm-absent .*)$", shown, re.MULTILINE)
         assert line.endswith(f" --store {url} -- -5")
