@@ -218,10 +218,10 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     goes_on = sa.or_(payments.c.state.not_in(CLOSED), payments.c.changed_at >= until)
     lags = journal.select(retries).where(retries.c.name == _columns.name, retries.c.next_at.is_not(None)).exists()
     stays = journal.select(payments).where(payments.c.key == _columns.name, goes_on).exists()
-    is_old = sa.and_(_columns.at < until, sa.or_(_columns.entry == 0, ~stays))
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
     here = _columns.account == journal.account
-    gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
+    is_old = (_columns.at < until, ~stays, ~lags)
+    gone = run(changes.delete().where(here, in_page, *is_old).returning(_columns.number)).scalars().all()
     if gone:
         journal.change_account(feed_pruned=max(feed.pruned, *gone), feed_prunings=feed.prunings + 1)
     is_end = rows[-1].at >= until or (len(rows) < _AT_ONCE and not feed.has_more)
