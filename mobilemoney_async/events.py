@@ -97,7 +97,7 @@ class PaymentUnknown:
     Attributes:
         idempotency_key: Of the create.
         sent_at: When it was sent.
-        error: The class of the error.
+        error: The class of the error's cause, or ``OutcomeUnknown`` where that is none of the library's.
     """
 
     idempotency_key: str

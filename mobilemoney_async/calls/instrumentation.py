@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from mobilemoney_async.calls.bucket import SHORTEST_WAIT
 from mobilemoney_async.contract.endpoints import Endpoint, Priority
-from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.errors import MobileMoneyError, OutcomeUnknown
 from mobilemoney_async.events import (
     AttemptEnded,
     Handler,
@@ -62,10 +60,10 @@ class Instrumentation:
         )
         emit(self._on_event, again)
 
-    def payment_unknown(self, idempotency_key: str, sent_at: datetime, error: MobileMoneyError) -> None:
+    def payment_unknown(self, error: OutcomeUnknown) -> None:
         """Report a payment with an unknown result."""
-        unknown = PaymentUnknown(idempotency_key=idempotency_key, sent_at=sent_at, error=type(error).__name__)
-        emit(self._on_event, unknown)
+        name = type(error.__cause__ if isinstance(error.__cause__, MobileMoneyError) else error).__name__
+        emit(self._on_event, PaymentUnknown(idempotency_key=error.idempotency_key, sent_at=error.sent_at, error=name))
 
     def token_renewed(self, error: BaseException | None, duration: float) -> None:
         """Report a login, and whether it failed or was cancelled."""

@@ -368,13 +368,15 @@ class Pipeline:
         if call.endpoint.effect is not Effect.MONEY or error.outcome != "unknown":
             return error
         assert call.sent_at is not None
-        key = call.idempotency_key or ""
-        unknown = OutcomeUnknown(
-            f"the payment may or may not exist: {error}", idempotency_key=key, sent_at=call.sent_at
-        )
-        unknown.__cause__ = error
+        said = f"the payment may or may not exist: {error}"
+        return self.unknown(said, call.idempotency_key or "", call.sent_at, cause=error)
+
+    def unknown(self, said: str, key: str, sent_at: datetime, *, cause: Exception | None = None) -> OutcomeUnknown:
+        """Return the error of a create with an unknown result, for the caller to raise, and report it as an event."""
+        unknown = OutcomeUnknown(said, idempotency_key=key, sent_at=sent_at)
+        unknown.__cause__ = cause
         if self._instrumentation is not None:
-            self._instrumentation.payment_unknown(key, call.sent_at, error)
+            self._instrumentation.payment_unknown(unknown)
         return unknown
 
     async def token(self) -> Secret:

@@ -17,7 +17,7 @@ from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType, initial_status
-from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.recent_disbursements import LimitedAttempt, RecentDisbursements
 from mobilemoney_async.text import shown_id
 from mobilemoney_async.values import hide, hide_text, normalise_amount, normalise_phone_number, refuse, require_key
@@ -152,11 +152,8 @@ class _Creates:
                     )
             except MobileMoneyError as exc:
                 cause = exc
-        raise OutcomeUnknown(
-            f"{problem}: the payment may be transaction {shown_id(answer.transaction_id)}, or may not exist",
-            idempotency_key=key,
-            sent_at=sent_at,
-        ) from cause
+        said = f"{problem}: the payment may be transaction {shown_id(answer.transaction_id)}, or may not exist"
+        raise self._pipeline.unknown(said, key, sent_at, cause=cause)
 
 
 @attrs.define(eq=False, slots=False)

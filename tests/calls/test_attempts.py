@@ -31,6 +31,7 @@ from mobilemoney_async.errors import CallOutcome
 from mobilemoney_async.events import AttemptEnded, Event, LimiterWaited, PaymentUnknown, RetryScheduled, TokenRenewed
 from tests.contract import samples
 from tests.support.fakes import (
+    C2B,
     EMAIL,
     LOGIN,
     NOON,
@@ -38,6 +39,7 @@ from tests.support.fakes import (
     PHONE_NUMBER,
     CountingSource,
     FakeTransport,
+    Handler,
     Hang,
     Sent,
     Step,
@@ -55,6 +57,8 @@ from tests.support.fakes import (
 from tests.support.server import Response
 
 PAYMENT, LOOKUP = Priority.PAYMENT, Priority.LOOKUP
+ANOTHER = Response.json(samples.acknowledgement(transaction_id="tx-1", phone_number=PHONE_NUMBER, amount="999"))
+OTHER_ROW = Response.json(samples.found(id="tx-1", phone_number=PHONE_NUMBER, amount="999"))
 
 
 # -- before a request leaves -------------------------------------------------------------------------------------------
@@ -438,15 +442,24 @@ async def test_the_figures_of_events_are_those_of_the_clock() -> None:
     assert not any(secret in repr(events) for secret in (EMAIL, PASSWORD, "login-token"))
 
 
-async def test_a_payment_with_an_unknown_result_is_one_event() -> None:
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda sent: Response(503), "ServerError"),
+        (lambda sent: ANOTHER if sent.path == C2B else OTHER_ROW, "OutcomeUnknown"),
+        (lambda sent: ANOTHER if sent.path == C2B else refusal("TRANSACTION_NOT_FOUND", 404), "TransactionNotFound"),
+    ],
+    ids=["no answer", "another's transaction", "nobody's transaction"],
+)
+async def test_a_payment_with_an_unknown_result_is_one_event(answer: Handler, error: str) -> None:
     """With its key and the time of its request, by which it can be found; it is never sent again."""
     events: list[Event] = []
-    client = make_client(FakeTransport(lambda sent: Response(503)), on_event=events.append)
+    client = make_client(FakeTransport(answer), on_event=events.append)
     with pytest.raises(OutcomeUnknown) as caught:
         await pay(client)
     key = caught.value.idempotency_key
     assert [each for each in events if not isinstance(each, AttemptEnded)] == [
-        PaymentUnknown(idempotency_key=key, sent_at=NOON, error="ServerError")
+        PaymentUnknown(idempotency_key=key, sent_at=NOON, error=error)
     ]
     assert PHONE_NUMBER[1:] not in repr(events)
 

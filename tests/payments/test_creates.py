@@ -28,6 +28,7 @@ from mobilemoney_async import (
     StoreError,
     TransactionType,
 )
+from mobilemoney_async.events import Event, PaymentUnknown
 from mobilemoney_async.payments.creates import attempts
 from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
@@ -356,6 +357,23 @@ async def test_without_an_answer_nobody_knows(world: World, client: AsyncClient,
     assert record.error is not None
     assert world.happened() == ["sent", "unknown"]
     assert world.sent == 1
+
+
+@on_one
+async def test_each_error_of_an_unknown_payment_is_an_event(world: World) -> None:
+    """An alarm rings as its deadline ends the request, and as its key is asked for again."""
+    events: list[Event] = []
+    world.sandbox.script(faults.lost(processed=False), on="c2b")
+    async with world.client(on_event=events.append) as client:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await create(client.with_options(deadline=3.0))
+        with pytest.raises(OutcomeUnknown):
+            await create(client)
+    sent_at = caught.value.sent_at
+    assert [each for each in events if isinstance(each, PaymentUnknown)] == [
+        PaymentUnknown(idempotency_key="order-1", sent_at=sent_at, error="RequestTimeout"),
+        PaymentUnknown(idempotency_key="order-1", sent_at=sent_at, error="OutcomeUnknown"),
+    ]
 
 
 @pytest.mark.parametrize("fault", AFTER.values(), ids=AFTER)

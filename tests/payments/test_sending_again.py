@@ -19,6 +19,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.events import Event, PaymentUnknown
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.store import account_store
@@ -411,9 +412,13 @@ async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_resul
 
     world.service.acknowledge = next(iter(OTHERS.values()))
     world.service.answer_lookup = look_up
-    async with world.client(store=store) as client:
-        assert isinstance(await world.attempt(client, order(kind, "k")), OutcomeUnknown)
+    events: list[Event] = []
+    async with world.client(store=store, on_event=events.append) as client:
+        said = await world.attempt(client, order(kind, "k"))
+        assert isinstance(said, OutcomeUnknown)
         outage.away = False
+    (unknown,) = [each for each in events if isinstance(each, PaymentUnknown)]
+    assert (unknown.idempotency_key, unknown.sent_at) == ("k", said.sent_at)
 
 
 @pytest.mark.slow

@@ -159,9 +159,8 @@ class IdempotentCreates:
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"
-        raise OutcomeUnknown(
-            f"the payment may or may not exist: {late}", idempotency_key=request.key, sent_at=progress.unknown_since
-        ) from late
+        said = f"the payment may or may not exist: {late}"
+        raise self._pipeline.unknown(said, request.key, progress.unknown_since, cause=late)
 
     async def _create(
         self, endpoint: Endpoint[Acknowledgement], body: Fields, request: PaymentRequest, progress: _Progress
@@ -262,7 +261,7 @@ class IdempotentCreates:
         except Exception as exc:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             if record.is_unresolved:
-                raise _unknown(record, self._store.grace) from exc
+                raise self._unknown(record, cause=exc) from exc
             raise _no_look(record, "the list cannot be read") from exc
 
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
@@ -271,10 +270,16 @@ class IdempotentCreates:
             reason = Reason(PaymentCause.UNCOMPARED) if record.cause is None else None
             now = self._pipeline.utcnow()
             doubted = await self._store.write(lambda journal: doubt(journal, record, reason, at=now))
-            return doubted if isinstance(doubted, StoreError) else _unknown(doubted, self._store.grace)
+            return doubted if isinstance(doubted, StoreError) else self._unknown(doubted)
         if record.is_unresolved or record.candidates:
-            return _unknown(record, self._store.grace)
+            return self._unknown(record)
         return _no_look(record, record.reason or "that may not show it yet")
+
+    def _unknown(self, record: PaymentRecord, *, cause: Exception | None = None) -> OutcomeUnknown:
+        """Return the error for a payment whose earlier request has an unknown result."""
+        assert record.sent_at is not None
+        said = f"{_doubt(record, self._store.grace)}; nothing was sent now"
+        return self._pipeline.unknown(said, record.key, record.sent_at, cause=cause)
 
     async def _identify(self, request: PaymentRequest, not_echoed: NotEchoedError) -> Acknowledgement:
         """Look up the transaction of an acknowledgement that names something else, and adopt it if it is the payment.
@@ -304,11 +309,8 @@ class IdempotentCreates:
             acknowledgement = None
         if acknowledgement is not None:
             return acknowledgement
-        raise OutcomeUnknown(
-            f"{not_echoed}: the payment may be transaction {shown_id(not_echoed.transaction_id)}, or may not exist",
-            idempotency_key=request.key,
-            sent_at=not_echoed.sent_at,
-        ) from cause
+        said = f"{not_echoed}: the payment may be transaction {shown_id(not_echoed.transaction_id)}, or may not exist"
+        raise self._pipeline.unknown(said, request.key, not_echoed.sent_at, cause=cause)
 
     async def _look_up(
         self, request: PaymentRequest, *, first: _Progress | None = None
@@ -350,20 +352,17 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key
     )
 
 
-def _unknown(record: PaymentRecord, grace: float) -> OutcomeUnknown:
+def _doubt(record: PaymentRecord, grace: float) -> str:
     if record.candidates:
         commands = " or ".join(command_line(*each) for each in next_step(record, record.changed_at).commands)
-        said = f"the payment may be {may_be(record.candidates).about}: someone has to look, and to decide: {commands}"
-    elif record.state is PaymentState.ABSENT:
-        said = "the list shows only transactions that were explained, or none: confirm_absent() lets it be sent again"
-    elif record.reason is not None:
+        return f"the payment may be {may_be(record.candidates).about}: someone has to look, and to decide: {commands}"
+    if record.state is PaymentState.ABSENT:
+        return "the list shows only transactions that were explained, or none: confirm_absent() lets it be sent again"
+    if record.reason is not None:
         settled_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
         said = f"the payment may or may not exist ({record.reason}): someone has to look, and to decide by identify() "
-        said += f"or, from {settled_at:%Y-%m-%d %H:%M:%S} UTC on, confirm_absent()"
-    else:
-        said = "the payment may or may not exist, and was not found yet"
-    assert record.sent_at is not None
-    return OutcomeUnknown(f"{said}; nothing was sent now", idempotency_key=record.key, sent_at=record.sent_at)
+        return f"{said}or, from {settled_at:%Y-%m-%d %H:%M:%S} UTC on, confirm_absent()"
+    return "the payment may or may not exist, and was not found yet"
 
 
 def _no_look(record: PaymentRecord, obstacle: str) -> StoreError:
