@@ -21,9 +21,9 @@ _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}\d){8,}|(?:[ \-]*+\d){6,}|(?:[ \-]*+\d
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
 # As people write them into their own texts: with separators between the digits. A month and a year are none.
-_GAP = r"[ .()\u00a0\u2010-\u2015-]{0,2}"
+_GAP = r"[ .:_()\u00a0\u2010-\u2015-]{0,2}"
 _NATIONAL = rf"0[67][0-9](?:[0-9]{_GAP}[0-9]{{3}}{_GAP}[0-9]{{3}}|{_GAP}[0-9]{{3}}{_GAP}[0-9]{{4}})"
-_OWN = rf"(?<![0-9])(?:\+(?:{_GAP}[0-9]){{8,15}}|2{_GAP}5{_GAP}5(?:{_GAP}[0-9]){{9}}|{_NATIONAL})(?![0-9])"
+_OWN = rf"(?<![0-9])(?:\+(?:{_GAP}[0-9]){{8,15}}|(?:00{_GAP})?2{_GAP}5{_GAP}5(?:{_GAP}[0-9]){{9}}|{_NATIONAL})(?![0-9])"
 _ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
@@ -74,7 +74,7 @@ def text_repr(text: str | None) -> str:
 
 def shown_name(text: str) -> str:
     """Return a name or a key of the merchant's own, such as ``salaries 2026-11``, with phone numbers masked."""
-    return re.sub(_OWN, lambda found: mask_phone_number(found[0]), text)
+    return re.sub(_OWN, _mask_match, text)
 
 
 def name_repr(text: str | None) -> str:
@@ -97,6 +97,19 @@ def shown_id(text: str, limit: int = 64) -> str:
 def id_repr(text: str | None) -> str:
     """Return the repr of an attribute that holds an id of the service."""
     return repr(None if text is None else shown_id(text))
+
+
+def shown_note(text: str, limit: int = 500) -> str:
+    """Return a text of a person or of the service that may be a mere id: redacted if it is none.
+
+    Numbers are masked inside an id too.
+    """
+    return shown_id(shown_name(text), limit)
+
+
+def note_repr(text: str | None) -> str:
+    """Return the repr of an attribute that holds such a text."""
+    return repr(None if text is None else shown_note(text))
 
 
 def arguments(*words: str, options: Sequence[str] = ()) -> tuple[str, ...]:

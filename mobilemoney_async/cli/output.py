@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mobilemoney_async.cli.failures import say
 from mobilemoney_async.cli.tables import Column, Table, whole
-from mobilemoney_async.text import mask_phone_number, shown_id, visible
+from mobilemoney_async.text import mask_phone_number, shown_note, visible
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ T = TypeVar("T")
 _PIPED_WIDTH = 10_000
 # Words with which a command begins.
 _COMMAND = "mobilemoney "
-# Characters of a note, which the store keeps no longer one of.
-_MOST_SAID = 500
 
 
 def literal(text: str) -> Text:
@@ -60,7 +58,7 @@ def said(text: str | None, *, unmasked: bool) -> str:
 
     A mere id stays as it is, as in masked JSON.
     """
-    return (text or "") if unmasked else shown_id(text or "", _MOST_SAID)
+    return (text or "") if unmasked else shown_note(text or "")
 
 
 def mask_email(address: str) -> str:

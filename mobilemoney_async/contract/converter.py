@@ -27,7 +27,7 @@ from mobilemoney_async import errors
 from mobilemoney_async.contract.plain import ANSWERS, ERROR_ATTRIBUTES, DecodeError, OddNumber, SideFields, in_utc, note
 from mobilemoney_async.contract.states import OpenEnum
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.text import mask_phone_number, name_repr, shown_id, shown_name, shown_text, text_repr
+from mobilemoney_async.text import mask_phone_number, name_repr, shown_name, shown_note, shown_text, text_repr
 from mobilemoney_async.values import Secret, can_encode, refuse
 
 T = TypeVar("T")
@@ -36,7 +36,6 @@ _EXACT_AS_FLOAT = 2**53
 _MONEY = re.compile(r"(?=[0-9.]{1,21}\Z)[0-9]{1,20}(?:\.[0-9]{1,19})?", re.ASCII)
 # Texts of the service or of people, which a masked value redacts, unless the field's metadata says that it is ours.
 _TEXTS = frozenset({"detail", "error", "external_id", "failure_reason", "info", "message", "note", "reason"})
-_MOST_SHOWN = 500
 _SHOWN: Mapping[Any, Callable[[str], str]] = {text_repr: shown_text, name_repr: shown_name}
 # Text fields of answers in which a JSON integer is read as its decimal digits.
 _IDENTIFIERS = frozenset(
@@ -272,10 +271,10 @@ def _write_error(error: MobileMoneyError, converter: DataConverter, shown: Calla
 
 
 def _redacted(value: Any) -> Any:
-    """Return texts of the service or of people without phone numbers and secrets. Ids stay as they are."""
+    """Return texts of the service or of people without phone numbers and secrets. Other ids stay as they are."""
     if isinstance(value, Mapping):
         return {name: _redacted(inside) for name, inside in value.items()}
-    return shown_id(value, _MOST_SHOWN) if isinstance(value, str) else value
+    return shown_note(value) if isinstance(value, str) else value
 
 
 def _write_time(value: datetime) -> str:

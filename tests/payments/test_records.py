@@ -272,6 +272,7 @@ def test_no_whole_phone_number_of_a_note_is_shown() -> None:
     status = AccountStatus(**{**others, "state": AccountState.SUSPENDED, "note": note})
     for each in (entry, line, status):
         assert "Asha called +" in repr(each) and PHONE_NUMBER[1:] not in repr(each)
+    assert PHONE_NUMBER[1:] not in repr(attrs.evolve(entry, detail=f"called:{PHONE_NUMBER[1:]}"))
     assert "'txn-0123456789-0123456789abcdef'" in repr(attrs.evolve(entry, detail="txn-0123456789-0123456789abcdef"))
     assert entry.detail == line.note == status.note == note
 

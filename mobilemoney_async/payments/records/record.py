@@ -30,7 +30,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.records.reasons import KEEPS, PaymentCause
-from mobilemoney_async.text import id_repr, mask_phone_number, text_repr
+from mobilemoney_async.text import id_repr, mask_phone_number, note_repr, text_repr
 
 
 class PaymentState(enum.StrEnum):
@@ -188,7 +188,7 @@ class HistoryEntry(Data):
     at: datetime
     what: str
     source: str
-    detail: str | None = attrs.field(default=None, repr=id_repr)
+    detail: str | None = attrs.field(default=None, repr=note_repr)
 
 
 @attrs.frozen(kw_only=True)
