@@ -12,6 +12,7 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
+from mobilemoney_async.text import shown_text, text_repr
 
 __all__ = ["OrderState", "OrderStatus", "TooManyOrders", "TooManyPrompts", "read_record"]
 
@@ -43,7 +44,7 @@ class OrderStatus(Data):
         state: State of the payment.
         amount: Whole TZS.
         reference: The service's reference, once known: for questions to the service.
-        reason: Reason of the failure, in the service's words; ``CANCELLED`` if it was taken out of the queue,
+        reason: Reason of the failure, in the service's words, redacted; ``CANCELLED`` if it was taken out of the queue,
             ``TOO_LATE`` if it was not made because it had waited for too long; or None.
     """
 
@@ -51,7 +52,7 @@ class OrderStatus(Data):
     state: OrderState
     amount: Decimal | None = None
     reference: str | None = None
-    reason: str | None = None
+    reason: str | None = attrs.field(default=None, repr=text_repr)
 
     @property
     def is_final(self) -> bool:
@@ -108,7 +109,7 @@ def read_record(record: PaymentRecord) -> OrderStatus:
     elif record.is_final and transaction is not None:
         state = _FINAL_STATES.get(transaction.status, OrderState.FAILED)
         if state is OrderState.FAILED:
-            reason = transaction.failure_reason or str(transaction.status)
+            reason = shown_text(transaction.failure_reason or transaction.status)
     elif record.state is PaymentState.QUEUED and record.cause is PaymentCause.HELD:
         state = OrderState.FINDING_OUT  # perhaps until someone decides
     elif record.state is PaymentState.CANCELLED:

@@ -5,12 +5,15 @@ import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from mobilemoney_async import errors
+from mobilemoney_async import Transaction, errors
 from mobilemoney_async.contrib.http_answers import FINDING_OUT, answer_error, answer_status, order_fields
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
+from mobilemoney_async.testing import transaction_record
 from mobilemoney_async.values import normalise_phone_number, tanzanian
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -134,3 +137,31 @@ def test_a_status_is_accepted_until_it_is_settled(state: OrderState) -> None:
     assert answer.body == order_fields(status)
     assert answer.body["amount"] == "15000"
     assert answer_status(None).status == 404
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("INSUFFICIENT_BALANCE_ON_THE_ACCOUNT", "INSUFFICIENT_BALANCE_ON_THE_ACCOUNT"),
+        ("Payer 255788500123; token eyJhbGciOiJIUzI1NiJ9.abc.def", "Payer 255788…123; token [redacted]"),
+        (None, "FAILED"),
+    ],
+)
+def test_the_page_of_an_order_shows_a_code_or_a_redacted_reason(said: str | None, shown: str) -> None:
+    """An order's page is for everyone who has its number; the record has the service's text whole."""
+    made = {**transaction_record("tx-1", status="FAILED"), "failure_reason": said}
+    transaction = Transaction.from_dict(made)
+    values: dict[str, Any] = {name: made[name] for name in ("phone_number", "type")}
+    status = read_record(
+        PaymentRecord(
+            **values,
+            key="order-1",
+            amount=Decimal(1000),
+            state=PaymentState.FINAL,
+            transaction=transaction,
+            attempt=1,
+            created_at=NOW,
+            changed_at=NOW,
+        )
+    )
+    assert answer_status(status).body["reason"] == shown
