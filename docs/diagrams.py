@@ -322,7 +322,7 @@ LAYERS = Diagram(
             1,
             724,
             "errors · values · events · redaction",
-            "tracebacks · tasks; used by all others",
+            "arithmetic · tracebacks · tasks; used by all others",
         ),
         Box(
             492,

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.errors import InvalidRequest, LimitExceeded
 from mobilemoney_async.values import normalise_amount, refuse
 
@@ -69,6 +70,7 @@ def check_limits(limits: object) -> DisbursementLimits | None:
     raise refuse("disbursement_limits", "a DisbursementLimits or None", type(limits))
 
 
+@exactly
 def require_within(
     limits: DisbursementLimits, amount: Decimal, *, to_recipient: Decimal, in_all: Decimal, what: str = ""
 ) -> None:

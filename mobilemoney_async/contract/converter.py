@@ -101,7 +101,7 @@ def _read_int(value: Any, _: Any) -> int:
     if type(value) is int:
         return value
     # As msgspec does: 100.0 is an integer in JSON, 1.9 is not, and 1e999999 would fill our memory.
-    if isinstance(value, Decimal) and abs(value) <= _EXACT_AS_FLOAT and value == value.to_integral_value():
+    if isinstance(value, Decimal) and value.copy_abs() <= _EXACT_AS_FLOAT and value == value.to_integral_value():
         return int(value)
     raise _WrongValue("expected int")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
 from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError
 from mobilemoney_async.tasks import LoopClock
@@ -21,6 +22,7 @@ class RecentDisbursements:
     sent: dict[LimitedAttempt, float] = attrs.field(factory=dict, init=False)
     _clock: LoopClock = attrs.field(factory=LoopClock, init=False)
 
+    @exactly
     def begin(self, attempt: LimitedAttempt) -> None:
         """Count a disbursement that is about to be sent, or raise `LimitExceeded`."""
         now, amount = self._clock.now(), Decimal(attempt.amount)

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.contract.models import Transaction
@@ -234,6 +235,7 @@ def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> l
 # Today
 
 
+@exactly
 def _today(journal: Journal, since: datetime) -> list[DayTotal]:
     kind, run = (_columns.type, _columns.state, _columns.status), journal.execute
     rows = run(

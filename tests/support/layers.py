@@ -17,6 +17,7 @@ PACKAGE = "mobilemoney_async"
 # A part imports from lower layers only. The parts of the lowest layer may import each other, one way.
 LAYERS: Mapping[str, int] = {
     "_version": 1,
+    "arithmetic": 1,
     "errors": 1,
     "events": 1,
     "redaction": 1,
@@ -92,6 +93,7 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
 
 # Decisions without I/O: no await, no clock, no randomness, no environment, no logging.
 PURE = (
+    "arithmetic",
     "errors",
     "text",
     "values",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from functools import cached_property
 
 import attrs
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.contract.comparison import ERASED, differences, may_be_shillings, shift
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
@@ -42,8 +43,6 @@ from mobilemoney_async.text import arguments, shown_text, text_repr
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
-# Digits of a sum: more than any list of amounts needs.
-_DIGITS = 200
 
 
 class DifferenceKind(enum.StrEnum):
@@ -367,14 +366,14 @@ def unsettled_of(rows: Iterable[Transaction]) -> list[str]:
     return [row.id for row in paid if row.settlement is None or row.settlement.settlement_batch is None]
 
 
+@exactly
 def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
     """Return the exact sum, or None if an amount is not shown."""
     total = Decimal(0)
-    with localcontext(prec=_DIGITS):
-        for each in amounts:
-            if each is None:
-                return None
-            total += each
+    for each in amounts:
+        if each is None:
+            return None
+        total += each
     return total
 
 

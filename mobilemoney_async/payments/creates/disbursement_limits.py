@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.configuration.disbursement_limits import A_DAY, DisbursementLimits, require_within
 from mobilemoney_async.contract.comparison import may_be_number
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -48,6 +49,7 @@ def lock_limits(journal: Journal) -> None:
         journal.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK, account)))
 
 
+@exactly
 def require_payment_within(
     journal: Journal, limits: DisbursementLimits, request: PaymentRequest, *, at: datetime, is_of_queue: bool
 ) -> None:
@@ -72,6 +74,7 @@ def require_payment_within(
     require_within(limits, Decimal(request.amount), to_recipient=spent[0], in_all=spent[1])
 
 
+@exactly
 def require_batch_within(
     journal: Journal, limits: DisbursementLimits, id: str, lines: Iterable[Row], *, at: datetime
 ) -> None:

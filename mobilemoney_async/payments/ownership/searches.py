@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
@@ -102,6 +103,7 @@ def pause_payouts(connection: sa.Connection, account: str | None) -> None:
     execute(accounts.update().where(_is_of(account, accounts), has_queued, is_new).values(paused))
 
 
+@exactly
 def queued_payouts(connection: sa.Connection, *, account: str | None = None) -> tuple[int, Decimal]:
     """Return the number and sum of the queued disbursements of one account or all."""
     queued = sa.select(_columns.amount).where(_is_of(account, payments), *_QUEUED_PAYOUTS)

@@ -10,6 +10,7 @@ from decimal import Decimal
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import IS_QUEUED, Row, batches, payments
@@ -64,6 +65,7 @@ def find_queue(journal: Journal, id: str | None) -> Queue:
     return Queue(len(payouts), _total(payouts), len(others), _total(others))
 
 
+@exactly
 def _total(rows: Iterable[Row]) -> Decimal:
     return sum((load_amount(each.amount) for each in rows), Decimal(0))
 

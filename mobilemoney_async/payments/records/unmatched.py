@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.contract.comparison import ERASED, international, may_be_number, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -238,6 +239,7 @@ def to_line(row: sa.Row[Any]) -> Line:
     return Line(shown, row.number_digest, row.due_at, row.told_at)
 
 
+@exactly
 def plain(amount: Decimal) -> str:
     """Return an amount as the tables have it."""
     return f"{amount.normalize():f}"
