@@ -94,7 +94,7 @@ def _error_schema() -> Schema:
 
 def core_schema(cl: Any) -> Any:
     """Return pydantic's schema of a value: it reads values and their data, and writes the data, masked by default."""
-    from pydantic_core import PydanticCustomError
+    from pydantic_core import PydanticCustomError, to_jsonable_python
     from pydantic_core import core_schema as core
 
     def read(value: Any) -> Any:
@@ -106,7 +106,10 @@ def core_schema(cl: Any) -> Any:
 
     def write(value: Any, info: Any) -> dict[str, Any]:
         is_whole = isinstance(info.context, Mapping) and info.context.get("mask") is False
-        data: dict[str, Any] = value.to_dict(mask=not is_whole)
+        # What is left out may be what nobody else shall see: pydantic leaves this to the function.
+        data: dict[str, Any] = to_jsonable_python(
+            value.to_dict(mask=not is_whole), include=info.include, exclude=info.exclude
+        )
         return data
 
     return core.no_info_plain_validator_function(

@@ -65,6 +65,17 @@ def test_a_model_of_pydantic_has_values_as_fields() -> None:
     assert caught.value.errors(include_input=False)[0]["loc"] == ("payment",)
 
 
+def test_what_is_left_out_of_an_answer_is_not_in_it() -> None:
+    """As in any model: by the name of a field, inside another one too."""
+    order = Order(name="o-1", payment=PAID, earlier=[PAID])
+    left = order.model_dump(exclude={"payment": {"fees": {"total_fee"}, "merchant_id": True}, "name": True})["payment"]
+    masked = PAID.to_dict(mask=True)
+    fees = {name: each for name, each in masked["fees"].items() if name != "total_fee"}
+    assert left == {name: each for name, each in masked.items() if name != "merchant_id"} | {"fees": fees}
+    some = order.model_dump_json(include={"earlier": {"__all__": {"id", "phone_number"}}}, context=WHOLE)
+    assert json.loads(some) == {"earlier": [{"id": PAID.id, "phone_number": PAID.phone_number}]}
+
+
 def test_wrong_data_is_a_validation_error() -> None:
     """With the place inside the value, and as strict as the client: no float, no masked number."""
     for change in ({"amount": 10.5}, {"amount": "1e5"}, {"amount": None}):
@@ -102,6 +113,10 @@ def make_app() -> Any:
     async def payment() -> Transaction:
         return PAID
 
+    @app.get("/some", response_model_exclude={"fees", "settlement"})
+    async def some() -> Transaction:
+        return PAID
+
     @app.get("/page", response_model=TransactionPage)
     async def page() -> Any:
         return TransactionPage.from_dict(samples.page(samples.settled()))
@@ -135,6 +150,7 @@ async def test_fastapi_takes_and_answers_values() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://shop") as http:
         for path, expected in (
             ("/payment", masked),
+            ("/some", {name: each for name, each in masked.items() if name not in {"fees", "settlement"}}),
             ("/payments", [masked, masked]),
             ("/whole", PAID.to_dict()),
             ("/none", None),
