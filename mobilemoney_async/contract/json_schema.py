@@ -15,7 +15,7 @@ import attrs
 
 from mobilemoney_async.contract.converter import converter
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES
-from mobilemoney_async.contract.states import OpenEnum
+from mobilemoney_async.contract.states import OpenEnum, open_schema
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.text import mask_phone_number
 from mobilemoney_async.values import Secret
@@ -74,9 +74,8 @@ def _schema(kind: Any) -> Schema:
         found = {"type": "array", "items": _schema(args[0])}
     elif origin in {dict, Mapping}:
         found = {"type": "object", "additionalProperties": _schema(args[1])}
-    elif issubclass(kind, OpenEnum):  # any text, for the service may add values
-        listed = [str(each) for each in kind]
-        found = {"anyOf": [{"enum": listed}, {}], "type": "string", "examples": listed}
+    elif issubclass(kind, OpenEnum):
+        found = open_schema(kind)
     elif issubclass(kind, enum.Enum):
         found = {"type": "string", "enum": [each.value for each in kind]}
     elif issubclass(kind, MobileMoneyError):

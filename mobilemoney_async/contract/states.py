@@ -7,7 +7,7 @@ contract does not list keeps its text and is never taken for final.
 from __future__ import annotations
 
 import enum
-from typing import Self
+from typing import Any, Self
 
 from mobilemoney_async.text import shown_text
 from mobilemoney_async.values import refuse
@@ -41,6 +41,16 @@ class OpenEnum(str, enum.Enum):
     def is_known(self) -> bool:
         """True if the contract lists this value."""
         return type(self).__members__.get(self.name) is self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"title": cls.__name__, "description": cls.__doc__ or "", **open_schema(cls)}
+
+
+def open_schema(cl: type[OpenEnum]) -> dict[str, Any]:
+    """Return the JSON Schema of any text, for the service may add values."""
+    listed = [str(each) for each in cl]
+    return {"anyOf": [{"enum": listed}, {}], "type": "string", "examples": listed}
 
 
 class TransactionStatus(OpenEnum):

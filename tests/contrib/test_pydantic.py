@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from mobilemoney_async import Acknowledgement, LoginResult, Transaction, TransactionPage
+from mobilemoney_async import Acknowledgement, LoginResult, Transaction, TransactionPage, TransactionType
 from tests.contract import samples
 from tests.contract.test_data import MASKED, PAID, VALUES, any_of, comparable
 from tests.support.scale import examples
@@ -94,6 +94,7 @@ def test_the_schema_says_what_the_contract_says() -> None:
         "description": "Whole currency units.",
     }
     assert fields["type"]["anyOf"] == [{"enum": ["collection", "disbursement"]}, {}]
+    assert TypeAdapter(TransactionType).json_schema()["anyOf"] == fields["type"]["anyOf"]
     assert fields["phone_number"]["examples"] == ["+255681234567", "+25568…567"]
     assert [each.get("format") for each in fields["created_at"]["anyOf"]] == ["date-time", None]
     assert fields["fees"]["anyOf"][0]["properties"]["total_fee"]["anyOf"][0]["type"] == "string"
