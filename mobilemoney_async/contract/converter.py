@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import repeat
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -212,12 +213,16 @@ def _read_at(index: object, read: Callable[[Any, Any], T], value: Any, kind: Any
 
 
 def _read_array(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Sequence[Any]]:
-    row = get_args(cl)[0]
-    read = converter.get_structure_hook(row)
+    kinds = get_args(cl)
+    is_fixed = get_origin(cl) is tuple and kinds[1:] != (...,)  # a type for each place
+    readers = [(converter.get_structure_hook(each), each) for each in (kinds if is_fixed else kinds[:1])]
     kind: Any = list if get_origin(cl) is list else tuple
 
     def read_rows(value: Sequence[Any], _: Any) -> Sequence[Any]:
-        rows: Sequence[Any] = kind(_read_at(index, read, each, row) for index, each in enumerate(value))
+        if is_fixed and len(value) != len(kinds):
+            raise _WrongValue(f"expected {len(kinds)} values")
+        places = zip(value, readers if is_fixed else repeat(readers[0]), strict=is_fixed)
+        rows: Sequence[Any] = kind(_read_at(at, read, each, row) for at, (each, (read, row)) in enumerate(places))
         return rows
 
     return _only(list | tuple, "expected an array", read_rows)
@@ -260,7 +265,7 @@ def _read_error(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Mo
     return _only(Mapping, "expected an error", read_fields)
 
 
-def _write_error(error: MobileMoneyError, converter: DataConverter, shown: Callable[[str], str]) -> dict[str, Any]:
+def _write_error(error: MobileMoneyError, converter: cattrs.Converter, shown: Callable[[str], str]) -> dict[str, Any]:
     """Return the class of an error, its arguments, and its attributes that have a value; not its cause."""
     own = {"outcome": error.outcome, **vars(error)}
     attributes = {name: own[name] for name in ERROR_ATTRIBUTES if own.get(name) is not None}
@@ -303,11 +308,14 @@ def _make_writer(*, mask: bool) -> DataConverter:
             overrides[each.name] = override(omit=is_omitted, omit_if_default=is_optional, unstruct_hook=hook)
         return make_dict_unstructure_fn(cl, writer, **overrides)
 
-    def write_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
-        return {str(name): writer.unstructure(inside) for name, inside in value.items()}
+    def write_mapping(_: Any, writer: cattrs.Converter) -> Callable[[Mapping[Any, Any]], dict[str, Any]]:
+        return lambda value: {str(name): writer.unstructure(inside) for name, inside in value.items()}
+
+    def write_error(_: Any, writer: cattrs.Converter) -> Callable[[MobileMoneyError], dict[str, Any]]:
+        return lambda error: _write_error(error, writer, _redacted if mask else str)
 
     writer.register_unstructure_hook_factory(attrs.has, write_object)
-    writer.register_unstructure_hook_func(_is_mapping, write_mapping)
+    writer.register_unstructure_hook_factory(_is_mapping, write_mapping)
     # Plain texts, of the string enums too: a hook for a class serves its subclasses.
     writer.register_unstructure_hook(str, str)
     if mask:
@@ -317,8 +325,7 @@ def _make_writer(*, mask: bool) -> DataConverter:
     writer.register_unstructure_hook(date, date.isoformat)
     writer.register_unstructure_hook(datetime, _write_time)
     writer.register_unstructure_hook(Secret, _refuse_secret)
-    shown = _redacted if mask else str
-    writer.register_unstructure_hook(MobileMoneyError, lambda error: _write_error(error, writer, shown))
+    writer.register_unstructure_hook_factory(_is_error, write_error)
     return writer
 
 

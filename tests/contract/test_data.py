@@ -337,14 +337,19 @@ class Order:
     name: str
     payment: Transaction
     more: list[Transaction] = attrs.field(factory=list)
+    by_name: dict[str, Transaction] = attrs.field(factory=dict)
+    place: tuple[int, str] = (1, "a")
 
 
 def test_the_converter_takes_classes_of_one_s_own() -> None:
     """Lists and mappings of values, and attrs classes that hold them."""
-    order = Order("o-1", PAID, [PAID])
+    order = Order("o-1", PAID, [PAID], {"a": PAID}, (2, "b"))
     assert converter.structure(converter.unstructure(order), Order) == order
     assert converter.structure(converter.unstructure({"a": PAID}), dict[str, Transaction]) == {"a": PAID}
     assert converter.structure([PAID.to_dict()] * 300, list[Transaction]) == [PAID] * 300
+    for wrong in [[1], [1, "a", 2], ["a", 1], "1a"]:
+        with pytest.raises(InvalidRequest, match=r"^data must be that of tuple: expected .* at \$"):
+            converter.structure(wrong, tuple[int, str])
     error = converter.unstructure(TransactionNotFound("no such payment", status_code=404))
     assert isinstance(converter.structure(error, APIError), TransactionNotFound)
     with pytest.raises(InvalidRequest, match=r"^data must be that of StoreError: expected StoreError at \$"):
@@ -358,6 +363,9 @@ def test_a_copy_takes_hooks_of_one_s_own() -> None:
     own = converter.copy()
     own.register_unstructure_hook(Decimal, lambda amount: f"{amount} TZS")
     assert own.unstructure(PAID)["amount"] == "1000 TZS"
+    assert own.unstructure(Order("o-1", PAID, by_name={"a": PAID}))["by_name"]["a"]["amount"] == "1000 TZS"
+    late = WaitTimeout("late", transaction_id="t-1", transaction=PAID)
+    assert own.unstructure(late)["transaction"]["amount"] == "1000 TZS"
     assert own.structure(converter.unstructure(PAID), Transaction) == PAID
     assert converter.unstructure(PAID)["amount"] == "1000"
 
