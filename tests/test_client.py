@@ -381,6 +381,7 @@ class TestExtras:
     def test_every_name_can_be_looked_at_without_an_extra(self, blocked: str) -> None:
         """`import *`, `help()` and `getmembers` work: a class that needs an extra is refused when it is made."""
         code = f"BLOCKED = {[blocked]!r}\n{WITHOUT}\nfrom mobilemoney_async import *\nimport inspect, pydoc\n"
+        code += "from mobilemoney_async.contrib.backend import Backend\n"
         code += "import mobilemoney_async as package\n"
         code += "names = {name for name, _ in inspect.getmembers(package)}\n"
         code += "text = pydoc.render_doc(package)\n"

@@ -35,7 +35,6 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState
-from mobilemoney_async.payments.records.rows import require_same
 from mobilemoney_async.tasks import callers_code, shielded, task_group
 
 if TYPE_CHECKING:
@@ -304,6 +303,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         values.require_seconds("patience", patience, allow_zero=True)
         record = await self._payments.get(order)
         if record is not None:
+            from mobilemoney_async.payments.records.rows import require_same  # here, since only a store has its extra
+
             require_same(record, kind, number, amount)  # also while its own create waits, or is under way
         if self._tasks is None:
             raise values.refuse("backend", "open: use it inside its `async with`")
