@@ -250,6 +250,7 @@ def make_engine(url: sa.URL, *, patience: float = PATIENCE, makes_file: bool = T
         settings["lock_timeout"] = _LOCK_TRY
         # In another zone, the first and the last day of the calendar lie outside Python's.
         settings["TimeZone"] = "UTC"
+        settings["DateStyle"] = "ISO"  # psycopg reads no other one
     engine = sa.create_engine(
         url,
         hide_parameters=True,

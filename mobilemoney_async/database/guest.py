@@ -91,12 +91,14 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
     psycopg = sys.modules.get("psycopg")
     if isinstance(connection, sa.Connection):
         _require_kind(connection.dialect.name, dialect)
+        _require_readable(connection.connection.driver_connection)
         _require_transaction(_is_in_transaction(connection))
         known = weakref.ref(connection)
         return connection, lambda: (found := known()) is not None and not found.closed and found.in_transaction()
     if hasattr(connection, "ensure_connection"):  # Django's
         _require_kind(connection.vendor, dialect)
         _require_transaction(connection.in_atomic_block or not connection.get_autocommit())
+        _require_readable(connection.connection)
         # Its own cursor, so that errors are Django's.
         return _connect(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
     if isinstance(connection, sqlite3.Connection):
@@ -107,8 +109,7 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         return _connect(partial(_open_plain, connection), _SQLITE), partial(_is_open, connection)
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         _require_kind("postgresql", dialect)
-        if connection.info.encoding == "ascii":
-            raise refuse("connection", "one that reads text as str: its client_encoding is SQL_ASCII")
+        _require_readable(connection)
         _require_transaction(not connection.autocommit or connection.info.transaction_status.name != "IDLE")
         return _connect(partial(_open_psycopg, psycopg, connection), _POSTGRESQL), bool
     raise refuse("connection", _ACCEPTS, type(connection))
@@ -124,6 +125,15 @@ def _connect(open_cursor: Callable[[], Any], dialect: sa.Dialect) -> sa.Connecti
 def _require_kind(kind: str, dialect: str) -> None:
     if kind != dialect:
         raise refuse("connection", f"one to the store's database, which is {dialect}, not {kind}")
+
+
+def _require_readable(driver: Any) -> None:
+    """Refuse a session of PostgreSQL whose answers the driver cannot read: once it is asked, the payment is queued."""
+    info = getattr(driver, "info", None)
+    if getattr(info, "encoding", None) == "ascii":
+        raise refuse("connection", "one that reads text as str: its client_encoding is SQL_ASCII")
+    if info is not None and not (info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        raise refuse("connection", "one that reads times: its DateStyle is not ISO")
 
 
 def _require_transaction(is_in_one: bool) -> None:

@@ -46,13 +46,14 @@ async def test_a_row_at_the_end_of_the_calendar_stalls_nothing(world: World, cli
 
 
 @pytest.mark.new_database
-async def test_the_end_of_the_calendar_is_read_in_any_time_zone(store_url: str) -> None:
-    """Whatever the zone of the database is."""
+async def test_times_are_read_in_any_time_zone_and_style(store_url: str) -> None:
+    """Whatever the settings of the database are, also at the end of the calendar."""
     if store_url.startswith("postgresql"):
         url = sa.make_url(store_url)
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"ALTER DATABASE \"{url.database}\" SET timezone TO 'Africa/Dar_es_Salaam'")
+            for setting in ("timezone TO 'Africa/Dar_es_Salaam'", "datestyle TO 'SQL, DMY'"):
+                connection.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET {setting}')
     world = make_world(store_url)
     async with world.client() as client:
         await world.pay(client, [Order("before", "collections", number(1))])

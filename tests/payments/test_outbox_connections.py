@@ -4,7 +4,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -205,13 +205,30 @@ def test_psycopg(postgres_url: str, factory: Any) -> None:
     assert keys(postgres_url) == ["a", "b", "d"]
 
 
-def test_psycopg_that_reads_bytes_is_refused_before_anything_is_written(postgres_url: str) -> None:
-    """As it does where the database has no encoding; the merchant's own transaction goes on."""
-    store = SQLStore(postgres_url)
-    with psycopg.connect(dsn(postgres_url), client_encoding="sql_ascii") as connection:
-        with pytest.raises(InvalidRequest, match="reads text as str"):
+@pytest.mark.parametrize("kind", ["driver", "sqlalchemy", "django"])
+@pytest.mark.parametrize(
+    ("broken", "mended", "says"),
+    [
+        ("client_encoding TO sql_ascii", "client_encoding TO utf8", "reads text as str"),
+        ("datestyle TO sql", "datestyle TO iso", "DateStyle is not ISO"),
+    ],
+)
+def test_psycopg_that_cannot_read_is_refused_before_anything_is_written(
+    postgres_url: str, broken: str, mended: str, says: str, kind: str
+) -> None:
+    """A database may set it for all; the merchant's own transaction goes on."""
+    store, engine = SQLStore(postgres_url), sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+    with ExitStack() as stack:
+        if kind == "django":
+            connection: Any = stack.enter_context(in_django(postgres_url))
+            stack.enter_context(transaction.atomic())
+        else:
+            connection = stack.enter_context(psycopg.connect(dsn(postgres_url)) if kind == "driver" else engine.begin())
+        run: Any = connection.exec_driver_sql if kind == "sqlalchemy" else connection.cursor().execute
+        run(f"SET {broken}")
+        with pytest.raises(InvalidRequest, match=says):
             store.enqueue(connection, **ORDER, idempotency_key="a")
-        connection.execute("SET client_encoding TO utf8")
+        run(f"SET {mended}")
         enqueue(store, connection, "b")
     assert keys(postgres_url) == ["b"]
 
