@@ -406,6 +406,9 @@ def _begin_session(connection: Any, record: Any, *, settings: Mapping[str, str])
 
     In transaction mode that gives each transaction a session that others share: nothing may be left in it.
     """
+    from psycopg.types.datetime import TimestamptzLoader  # the merchant may have given psycopg another one for all
+
+    connection.adapters.register_loader("timestamptz", TimestamptzLoader)
     is_pooled = f"pg_backend_pid() <> {connection.info.backend_pid}"
     # The pool hands out the connection that was used last, so that those above the need become idle; `pool_pre_ping`
     # replaces one that has ended.

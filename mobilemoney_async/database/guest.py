@@ -9,12 +9,13 @@ from __future__ import annotations
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
@@ -63,10 +64,16 @@ def _dialect(made: Any) -> sa.Dialect:
 
 _POSTGRESQL = _dialect(psycopg_dialect.dialect())  # type: ignore[no-untyped-call]
 _SQLITE = _dialect(pysqlite.dialect(paramstyle="named"))
-_DJANGO: Mapping[str, sa.Dialect] = {
-    "sqlite": _dialect(pysqlite.dialect(paramstyle="pyformat")),
-    "postgresql": _POSTGRESQL,
-}
+_DJANGO_SQLITE = _dialect(pysqlite.dialect(paramstyle="pyformat"))
+
+
+@lru_cache(maxsize=8)
+def _django_postgresql(zone: str | None) -> sa.Dialect:
+    """Return a dialect for Django's connection, which has times without a zone where USE_TZ is False."""
+    dialect: Any = _dialect(psycopg_dialect.dialect())  # type: ignore[no-untyped-call]
+    dialect.zone_of_times = ZoneInfo(zone) if zone else None
+    return cast("sa.Dialect", dialect)
+
 
 _compiled: dict[Any, Any] = {}  # our few statements, for all connections
 
@@ -100,7 +107,8 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         _require_transaction(connection.in_atomic_block or not connection.get_autocommit())
         _require_readable(connection.connection)
         # Its own cursor, so that errors are Django's.
-        return _connect(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
+        kind = _DJANGO_SQLITE if dialect == "sqlite" else _django_postgresql(connection.timezone_name)
+        return _connect(connection.cursor, kind), lambda: bool(connection.in_atomic_block)
     if isinstance(connection, sqlite3.Connection):
         _require_kind("sqlite", dialect)
         if connection.text_factory in (bytes, bytearray):
@@ -175,7 +183,9 @@ def _open_psycopg(psycopg: Any, connection: Any) -> Any:
             with suppress(psycopg.ProgrammingError, IndexError):  # there are no rows
                 self.scroll(0)  # in a pipeline it waits for the answer
 
-    return Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    cursor = Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    cursor.adapters.register_loader("timestamptz", psycopg.types.datetime.TimestamptzLoader)
+    return cursor
 
 
 def _is_open(connection: sqlite3.Connection) -> bool:

@@ -48,9 +48,12 @@ class UTCDateTime(sa.types.TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Return the value of the database."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        if value is None or value.tzinfo is not None:
+            return value and value.astimezone(UTC)
+        zone = UTC if dialect.name == "sqlite" else getattr(dialect, "zone_of_times", None)
+        if zone is None:
+            raise StoreError("the connection's driver was set to read times without a time zone", outcome="not_sent")
+        return value.replace(tzinfo=zone).astimezone(UTC)
 
 
 def _columns(kind: Any, *names: str, **options: Any) -> Iterator[sa.Column[Any]]:

@@ -5,8 +5,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import anyio
 import django
@@ -18,6 +20,7 @@ import sqlalchemy as sa
 from django.db import transaction
 from django.db.utils import ConnectionHandler
 from psycopg.rows import dict_row, scalar_row
+from psycopg.types.datetime import TimestamptzLoader
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -231,6 +234,36 @@ def test_psycopg_that_cannot_read_is_refused_before_anything_is_written(
         run(f"SET {mended}")
         enqueue(store, connection, "b")
     assert keys(postgres_url) == ["b"]
+
+
+class Naive(TimestamptzLoader):
+    """Loader of a merchant who wants local times in all of psycopg."""
+
+    def load(self, data: Any) -> Any:
+        return super().load(data).astimezone(ZoneInfo("Africa/Dar_es_Salaam")).replace(tzinfo=None)
+
+
+@pytest.fixture
+def naive_psycopg() -> Iterator[None]:
+    psycopg.adapters.register_loader("timestamptz", Naive)
+    yield
+    psycopg.adapters.register_loader("timestamptz", TimestamptzLoader)
+
+
+@on_asyncio
+@pytest.mark.usefixtures("naive_psycopg")
+async def test_times_do_not_depend_on_what_psycopg_was_set_to(postgres_url: str, anyio_backend: object) -> None:
+    """The store's connections and a cursor of ours read the zone; where none can be read, no wrong time is returned."""
+    world, store, asked = make_world(postgres_url), SQLStore(postgres_url), datetime.now(UTC)
+    with psycopg.connect(dsn(postgres_url)) as connection:
+        queued = store.enqueue(connection, **ORDER, idempotency_key="a")
+    assert abs(queued.created_at - asked) < timedelta(hours=1)
+    async with world.client(SQLStore(postgres_url)) as client:
+        record = await client.payments.get("a")
+    assert record is not None and record.created_at == queued.created_at
+    engine = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+    with engine.connect() as other, pytest.raises(StoreError, match="without a time zone"):
+        store.enqueue(other, **ORDER, idempotency_key="a")
 
 
 def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
@@ -467,3 +500,14 @@ def test_django(store: SQLStore, store_url: str, options: dict[str, Any]) -> Non
                 cursor.execute("ALTER TABLE mobilemoney_payment_records RENAME COLUMN priority TO other")
             store.enqueue(connection, **ORDER, idempotency_key="c")
     assert keys(store_url) == ["a"]
+
+
+def test_django_without_time_zones(store: SQLStore, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With USE_TZ=False its connection has local times; the payment's are right all the same."""
+    with in_django(store_url) as connection:
+        monkeypatch.setattr(django.conf.settings, "USE_TZ", False)
+        monkeypatch.setattr(django.conf.settings, "TIME_ZONE", "Africa/Dar_es_Salaam")
+        begin = datetime(2026, 12, 1, tzinfo=UTC)
+        with transaction.atomic():
+            queued = store.enqueue(connection, **ORDER, idempotency_key="a", not_before=begin)
+    assert queued.not_before == begin
