@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from mobilemoney_async.text import printable
+from mobilemoney_async.text import printable, redact
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -244,13 +244,13 @@ class NoSuchMerchant(MobileMoneyError):
     """Account of a platform that has no merchant any more. Raise it in the function `auth` of `Merchants`.
 
     The account is suspended then, in the store, so that no host asks for its secret again. The text is logged, and is
-    the note of the suspension: it must hold no secret.
+    the note of the suspension: it is redacted as an answer of the service is.
     """
 
     outcome: CallOutcome = "not_sent"
 
     def __init__(self, message: str = "the platform knows no such merchant") -> None:
-        super().__init__(message)
+        super().__init__(redact(message))
 
 
 class OutcomeUnknown(MobileMoneyError):

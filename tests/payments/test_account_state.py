@@ -188,7 +188,7 @@ async def test_no_such_merchant_suspends_once_and_loudly(platform: Platform, cap
     async def auth(account: str) -> str:
         asked.append(account)
         if account in left:
-            raise NoSuchMerchant(f"{account} left in May")
+            raise NoSuchMerchant(f"{account} left in May, +255780000001")
         platform.service.merchants[f"token.of.{account}"] = account
         return f"token.of.{account}"
 
@@ -206,11 +206,13 @@ async def test_no_such_merchant_suspends_once_and_loudly(platform: Platform, cap
             calls = len(asked)
             await anyio.sleep(30)
             assert asked[calls:] == []
-        assert seen == [MerchantSuspended(account="shop-01", reason="shop-01 left in May")]
+        assert seen == [MerchantSuspended(account="shop-01", reason="shop-01 left in May, +25578…001")]
         (said,) = [each for each in caplog.records if each.levelno == logging.ERROR]
         assert said.getMessage().startswith(
             "account 'shop-01' is suspended, since auth knows no such merchant (shop-01"
         )
+        (status,) = [each async for each in one.overview() if each.account == "shop-01"]
+        assert "+255780000001" not in f"{caplog.text} {status.note} {status.last_error}"
         for merchants in (one, two):
             client = await merchants.client("shop-01")
             with pytest.raises(NoSuchMerchant):
