@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from mobilemoney_async import (
     LimitExceeded,
     MobileMoneyError,
     OutcomeUnknown,
+    PaymentRecord,
     PaymentState,
     RateLimiter,
 )
@@ -37,6 +39,7 @@ SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox; all times b
 DELIVER_AGAIN_AFTER = 600 / SPEED  # seconds; a job that takes longer runs twice, which is harmless
 FOLLOW_FOR = RECONCILE_EVERY = 60 / SPEED
 LOOKS = 2  # in the service's list, after the grace period, that have not shown a payment
+LOOK_FOR = 3600 / SPEED
 
 logger = logging.getLogger("payouts")
 broker = RedisStreamBroker(
@@ -129,16 +132,22 @@ async def follow(order: str, job: Context = TaskiqDepends()) -> None:  # noqa: B
                 break
             state = payment and payment.state
             # The last payments have no later one that would prove their absence: an operator looks after two looks.
-            is_refused = state is PaymentState.REFUSED and not payment.is_certain  # as far as is known
+            # For a payment that is refused as far as is known, the service is asked once only.
+            is_refused = state is PaymentState.REFUSED and not payment.is_certain
             is_open = state in {PaymentState.SENDING, PaymentState.UNKNOWN} or is_refused
-            is_open = is_open and payment.walks < LOOKS
-            if not is_open or payment.is_ambiguous:
+            is_open = is_open and payment.walks < (1 if is_refused else LOOKS)
+            if not is_open or payment.is_ambiguous or is_old(payment):
                 logger.error("%s: %s, an operator must look: `mobilemoney payments show %s`", order, state, order)
                 break
             await anyio.sleep(5 / SPEED)
     if patience.cancelled_caught:
         await follow.kiq(order)  # behind the payments that wait to be sent
     await job.ack()
+
+
+def is_old(payment: PaymentRecord) -> bool:
+    """Return whether the list would have shown a payment long ago, if it could be read."""
+    return payment.sent_at is None or datetime.now(UTC) - payment.sent_at > timedelta(seconds=LOOK_FOR)
 
 
 @broker.task("reconcile")

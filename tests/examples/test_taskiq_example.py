@@ -242,9 +242,9 @@ async def test_what_a_limit_never_lets_go_is_left_to_a_person(
 @pytest.mark.slow
 @on_asyncio
 async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A payment that may exist is never sent again: it is found, or a person is told that it was not."""
+    """A payment that may exist is never sent again: it is found, or a person is told that it was not, or cannot be."""
     caplog.set_level(logging.INFO, "payouts")
     sandbox = Sandbox()
     async with worker_state(sandbox, tmp_path, timeout=1) as state:
@@ -253,16 +253,26 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
             for _ in range(2):  # delivered twice
                 await example().pay_out(order, f"+25568123456{is_processed:d}", "5000", job=Job(state))
         assert queued == ["found", "found", "absent", "absent"]
+        sandbox.script(faults.server_error(422, processed=False), on="b2c")
+        await example().pay_out("refused", "+255681234568", "5000", job=Job(state))
         for _ in range(2):
             await example().reconcile(job=Job(state))
-        for order in ("found", "absent", "never-made"):
+        for order in ("found", "absent", "refused", "never-made"):
             await example().follow(order, job=(job := Job(state)))
             assert job.acknowledged == 1
-    assert len(sandbox.transactions) == sandbox.requests.count("b2c") - 1 == 1
-    assert caplog.messages[-3:] == [
+        # Where the list cannot be read, no look counts.
+        sandbox.script(faults.lost(processed=False), on="b2c")
+        await example().pay_out("unread", "+255681234569", "5000", job=Job(state))
+        monkeypatch.setattr(example(), "LOOK_FOR", -3600)  # the clock of the store is virtual
+        await example().follow("unread", job=Job(state))
+    assert len(sandbox.transactions) == sandbox.requests.count("b2c") - 3 == 1
+    assert caplog.messages[-6:] == [
         "found: SUCCESS",
         "absent: UNKNOWN, an operator must look: `mobilemoney payments show absent`",
+        "refused: REFUSED, an operator must look: `mobilemoney payments show refused`",
         "never-made: None, an operator must look: `mobilemoney payments show never-made`",
+        *caplog.messages[-2:-1],  # the answer to the create
+        "unread: UNKNOWN, an operator must look: `mobilemoney payments show unread`",
     ]
 
 
