@@ -48,6 +48,7 @@ broker = RedisStreamBroker(
     consumer_id="0",  # jobs queued before the first worker started count too
     idle_timeout=int(DELIVER_AGAIN_AFTER * 1000),
     xread_count=10,  # a worker takes few jobs ahead, since their idle time runs too
+    unacknowledged_batch_size=20_000,  # Redis looks through ten times as many for jobs of dead workers: all of them
     maxlen=200_000,  # the stream keeps finished jobs: 60 MB, and more than a day's jobs at the service's limit
 )
 

@@ -289,6 +289,25 @@ async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
+def test_no_number_of_jobs_that_are_retried_hides_those_of_a_dead_worker() -> None:
+    """Asked as taskiq-redis asks, Redis gives a job of long ago that stands behind others of just now."""
+    with redis_server() as redis_url, redis.Redis.from_url(redis_url) as queue:
+        queue.xgroup_create("payouts", "taskiq", mkstream=True)
+        pipe = queue.pipeline()
+        for number in range(1_001):
+            pipe.xadd("payouts", {"data": number})
+        *_, last = pipe.execute()
+        queue.xreadgroup("taskiq", "alive", {"payouts": ">"})
+        queue.xclaim("payouts", "taskiq", "dead", 0, [last], idle=3_600_000)
+        broker = example().broker
+        _, claimed, _ = queue.xautoclaim(
+            "payouts", "taskiq", "alive", broker.idle_timeout, count=broker.unacknowledged_batch_size
+        )
+    assert [each for each, _ in claimed] == [last]
+
+
+@pytest.mark.slow
 def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"
