@@ -25,7 +25,8 @@ from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, error
 from mobilemoney_async import AsyncClient, Merchants, PaymentChange, PaymentState, SQLStore, StoreError
 
 DAY, PAUSE = 86_400.0, 5.0  # seconds
-EARLY = ["open", str(PaymentState.REFUSED)]  # a workflow that lags does not overwrite a later status
+NOT_PAID = {PaymentState.REFUSED, PaymentState.RELEASED}  # as far as is known, or as an operator has confirmed
+EARLY = ["open", *map(str, NOT_PAID)]  # a workflow that lags does not overwrite a later status
 URL = os.environ["MOBILEMONEY_STORE"]
 TOKENS: dict[str, str] = json.loads(os.environ["TOKENS"])  # here: your vault
 # Not the default serializer, which is pickle: who can write to its tables could run code here.
@@ -90,13 +91,13 @@ def place(shop: str, payouts: list[dict[str, str]]) -> int:
 async def fulfil(order: dict[str, str]) -> str:
     """Wait for the end of an order's payment, and do what comes next; a restart goes on at the step that was open.
 
-    A payment that was refused is not at its end: an operator sends it again under its key, or cancels it.
+    A payment that was not made is not at its end: an operator sends it again under its key, or ends this workflow.
     """
     while True:
         status = await DBOS.recv_async("settled", timeout_seconds=DAY)
         if status is not None:
             await write_status(order, status)
-            if status != PaymentState.REFUSED:
+            if status not in NOT_PAID:
                 return str(status)
 
 
@@ -115,7 +116,7 @@ def write(shop: str, order: str, status: str, *only: sa.ColumnElement[bool]) -> 
 
 async def tell(shop: str, client: AsyncClient) -> None:
     """Send what ends a payment, or needs someone, to its workflow: at least once, from where the last worker was."""
-    told = {PaymentState.FINAL, PaymentState.REFUSED, PaymentState.CANCELLED}
+    told = {PaymentState.FINAL, PaymentState.CANCELLED, *NOT_PAID}
     while True:
         try:
             async for change in client.payments.changes(consumer="orders", start="oldest"):

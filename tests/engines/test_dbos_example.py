@@ -12,6 +12,7 @@ import anyio
 import pytest
 import uvicorn
 
+from mobilemoney_async import SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import execute, postgres
 from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]  # on the Python for which nox
 PROGRAM = EXAMPLES / "dbos_orders.py"
 IMPORTED = ("dbos", "mobilemoney_async.merchants", "sqlalchemy.dialects.postgresql.psycopg")
 OPEN = "SELECT 1 FROM orders WHERE status = 'open'"
+IS_LOST = "SELECT 1 FROM mobilemoney_payment_records WHERE key = 'lost' AND state = 'UNKNOWN'"
 ORDERS = {f"refund-{number}": (f"+25568123{4_500 + number}", f"{5_000 + 100 * number}") for number in range(6)}
 
 
@@ -56,7 +58,8 @@ def rows(url: str, query: str) -> list[Any]:
 async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
     """A file with a wrong line leaves nothing; a killed worker goes on; each order of each shop is paid once.
 
-    One shop has a wrong token, which is nothing to the others. An order whose payment was refused hears of it too.
+    One shop has a wrong token, which is nothing to the others. Orders whose payments were refused, or
+    confirmed absent, hear of it too.
     """
     shops = {"shop-1": make_sandbox(1), "shop-2": make_sandbox(2)}
     file, wrong = tmp_path / "payouts.csv", tmp_path / "wrong.csv"
@@ -65,6 +68,8 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
     wrong.write_text("\n".join([lines[0], "lost-1,+255681234567,1000", "lost-2,+255681234568,-5"]))
     refused, changed = tmp_path / "refused.csv", tmp_path / "changed.csv"
     refused.write_text(f"{lines[0]}\nrefund/9,+255681234569,9000")
+    lost = tmp_path / "lost.csv"
+    lost.write_text(f"{lines[0]}\nlost,+255681234570,9100")
     changed.write_text(f"{lines[0]}\nrefund/9,+255681234569,9999")
     with postgres() as server:
         url = server.new_database()
@@ -92,6 +97,13 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
                 shops["shop-1"].script(faults.server_error(422, processed=False), on="b2c")
                 assert await fleet.run(PROGRAM, "place", "shop-1", str(refused)) == "1 orders placed\n"
                 await fleet.until(lambda: not rows(url, f"{OPEN} AND shop <> 'shop-0'"))
+                shops["shop-1"].script(faults.drop(processed=False), on="b2c")
+                assert await fleet.run(PROGRAM, "place", "shop-1", str(lost)) == "1 orders placed\n"
+                await fleet.until(lambda: bool(rows(url, IS_LOST)))
+                store = SQLStore(url, account="shop-1", grace=0)
+                async with shops["shop-1"].client(store=store) as client:
+                    await client.payments.confirm_absent("lost", note="looked")
+                await fleet.until(lambda: not rows(url, f"{OPEN} AND shop <> 'shop-0'"))
                 with pytest.raises(AssertionError, match="IdempotencyConflict"):
                     await fleet.run(PROGRAM, "place", "shop-1", str(changed))
                 second.terminate()
@@ -99,15 +111,15 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
                     assert await second.wait() == 0
         paid = [(shop, order, "SUCCESS") for shop in shops for order in ORDERS]
         unpaid = [("shop-0", order, "open") for order in ORDERS]
-        expected = [*unpaid, *paid[:6], ("shop-1", "refund/9", "REFUSED"), *paid[6:]]
+        expected = [*unpaid, ("shop-1", "lost", "RELEASED"), *paid[:6], ("shop-1", "refund/9", "REFUSED"), *paid[6:]]
         assert sorted(rows(url, "SELECT shop, id, status FROM orders")) == expected
         from dbos import DBOSClient, DBOSPortableJSONSerializer  # which a collection of tests need not import
 
-        client = DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())
+        engine = DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())
         workflows = [
-            (each.workflow_id, each.status, each.input["args"][0]) for each in client.list_workflows() if each.input
+            (each.workflow_id, each.status, each.input["args"][0]) for each in engine.list_workflows() if each.input
         ]
-        client.destroy()
+        engine.destroy()
     ended = [(f"{shop}/{order}", "SUCCESS", {"shop": shop, "order": order}) for shop, order, _ in paid]
     assert [each for each in sorted(workflows, key=str) if each[1] == "SUCCESS"] == ended
     assert "shop-1/refund%2F9" in [name for name, status, _ in workflows if status != "SUCCESS"]
