@@ -19,6 +19,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.database.connections import database_failure
 from mobilemoney_async.events import Event, PaymentUnknown
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.records.next_steps import next_step
@@ -207,6 +208,23 @@ async def test_nothing_is_sent_while_the_list_cannot_be_read(
     await anyio.sleep(MINUTE)
     assert isinstance(await world.attempt(client, asked), Acknowledgement)
     await world.hold(client, at_end=True)
+
+
+async def test_a_look_that_the_store_cannot_make_does_not_blame_the_list(
+    world: World, client: AsyncClient, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another transaction may hold the payment: one that has queued it again, and is open."""
+    asked = order(kind)
+    await ask_between_others(world, client, asked, "refused softly", made=False)
+    await anyio.sleep(GRACE + MINUTE)
+
+    async def run(*_: Any, **__: Any) -> None:
+        raise database_failure()
+
+    monkeypatch.setattr(Reconciler, "run", run)
+    failed = await world.attempt(client, asked)
+    assert isinstance(failed, StoreError) and failed.outcome == "not_sent"
+    assert "the store is busy" in str(failed) and "cannot be read" not in str(failed)
 
 
 @pytest.mark.slow

@@ -262,7 +262,8 @@ class IdempotentCreates:
             # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             if record.is_unresolved:
                 raise self._unknown(record, cause=exc) from exc
-            raise _no_look(record, "the list cannot be read") from exc
+            is_store = isinstance(exc, StoreError) and exc.is_database  # another transaction may hold the payment's row
+            raise _no_look(record, "the store is busy or failed" if is_store else "the list cannot be read") from exc
 
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
         """Return the error for a key that may not be sent now; note first if someone has to decide."""
