@@ -208,7 +208,8 @@ class RecordedAttempts:
         try:
             await self._save(event, detail=detail, is_certain=is_certain, code=code)
         except StoreError as exc:
-            logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
+            said = "the result of payment %r of account %r is not recorded yet: %s"
+            logger.error(said, self.request.key, self.store.account, exc)  # noqa: TRY400
 
     async def _save(self, event: PaymentEvent, **values: Any) -> None:
         entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)

@@ -205,7 +205,8 @@ class IdempotentCreates:
         except StoreError as exc:
             # Their rows say SENDING, which becomes unknown with time, and is then looked for in the list.
             keys = ", ".join(map(repr, self._store.unwritten))
-            logger.error("the results of %s could not be recorded: %s", keys, exc)  # noqa: TRY400
+            said = "the results of %s of account %r could not be recorded: %s"
+            logger.error(said, keys, self._store.account, exc)  # noqa: TRY400
 
     async def _clear(self, request: PaymentRequest, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
         """Return the acknowledgement of a payment that exists, or else the attempt that another may follow.

@@ -378,8 +378,8 @@ class ConsumerReader:
     def _report(self, change: PaymentChange) -> None:
         """Report a change that is handed out no more."""
         emit(self._on_event, ChangeParked(consumer=self._name, key=change.key, cursor=change.cursor))
-        said = "consumer %r could not handle a change of %r %d times: parked"
-        logger.error(said, self._name, _name_of(change), MOST_TRIES)
+        said = "consumer %r of account %r could not handle a change of %r %d times: parked"
+        logger.error(said, self._name, self._store.account, _name_of(change), MOST_TRIES)
 
 
 def _name_of(change: PaymentChange) -> str:

@@ -277,7 +277,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if self._order is None:  # else the program has decided
             self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
-            warn_late(await self._store.decide(withdraw_late, self._utcnow))
+            warn_late(await self._store.decide(withdraw_late, self._utcnow), self._whose)
         return found
 
     def _take(self, pause: Pause, ends: str | None) -> None:
@@ -397,7 +397,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
         try:
             late, is_written, is_unsent = await self._store.decide(put_off, self._utcnow)
-            warn_late(late)
+            warn_late(late, self._whose)
             if not is_written:  # it was taken out of the queue, held, or sent: by someone else, or now
                 return is_unsent
             logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)

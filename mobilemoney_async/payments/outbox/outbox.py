@@ -324,10 +324,11 @@ def withdraw_late(journal: Journal, at: datetime) -> list[str]:
     return keys
 
 
-def warn_late(keys: Sequence[str]) -> None:
+def warn_late(keys: Sequence[str], whose: str) -> None:
     """Log the payments that were taken out of the queue since they were not sent in time."""
     if keys:
-        logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
+        said = "taken out of the queue%s, since they were not sent in time: %s"
+        logger.warning(said, whose, ", ".join(map(repr, keys)))
 
 
 def _take_out(

@@ -323,7 +323,8 @@ def _contest(journal: Journal, record: PaymentRecord, transaction_id: str, rival
     """Return the verdict without its adoption, and note the suspicion once in the rival's history."""
     verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival))
     if transaction_id not in record.candidates:
-        logger.error("payment %r may have been paid twice: transaction %s", rival, transaction_id)
+        said = "payment %r of account %r may have been paid twice: transaction %s"
+        logger.error(said, rival, journal.account, transaction_id)
         detail = f"transaction {transaction_id} may be an earlier attempt, which was called absent: paid twice?"
         # Two processes may each hold the row that the other waits for here: the database ends one transaction, which is
         # run again.

@@ -292,7 +292,8 @@ class Journal:
         )
         self.change_rows(unmatched, unmatched.c.transaction_id == name, told_at=entry.at)
         self.publish_unclaimed(name, status, at=entry.at)
-        logger.error("payment %r was taken for transaction %s, which it is not: paid twice?", row.key, name)
+        said = "payment %r of account %r was taken for transaction %s, which it is not: paid twice?"
+        logger.error(said, row.key, self.account, name)
         is_shown_by_it = shown is not None and record.external_id == shown.external_id
         return {"transaction": None, "error": None, **({"external_id": None} if is_shown_by_it else {})}
 
