@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.book import PaymentBook
     from mobilemoney_async.payments.records.journal import Journal
 
-_PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
+_PAIRS = "Payments to import: a key of yours and its transaction; KEY = TRANSACTION_ID, apart, where the id holds =."
 _CSV_HEADER = (
     *("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net"),
     *("key", "transaction_id", "reason", "advice"),
@@ -192,13 +192,19 @@ def _none(store: Settings, said: str) -> str:
 
 def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
     """Return the transaction of each key, and the whole phone numbers of some transactions."""
-    rows = [dict(zip(("key", "transaction_id"), each.rpartition("=")[::2], strict=True)) for each in pairs]
+    rows, left = list[dict[str, str]](), [*pairs]
+    while left:
+        is_apart = left[1:2] == ["="]  # so that each side may hold one, as base64 does
+        key, _, name = [*left, ""][:3] if is_apart else left[0].rpartition("=")
+        rows.append({"key": key, "transaction_id": name})
+        del left[: 3 if is_apart else 1]
     if file is not None:
         rows += _read_file(file)
     for row in rows:
         if not row.get("key") or not row.get("transaction_id"):
             raise WrongUsage(
-                "each payment needs a key and a transaction: KEY=TRANSACTION_ID, or a row with both columns"
+                "each payment needs a key and a transaction: KEY=TRANSACTION_ID, with spaces around = where the id "
+                "holds one, or a row with both columns"
             )
     keys = {row["key"]: row["transaction_id"] for row in rows}
     if len(keys) < len(rows):

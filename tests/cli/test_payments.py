@@ -28,6 +28,7 @@ from mobilemoney_async import (
 from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.database import schema
 from mobilemoney_async.payments.ownership.duplicates import forgotten
+from mobilemoney_async.payments.records.next_steps import recover
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
@@ -967,6 +968,14 @@ class TestRecover:
     def test_pairs_are_checked(self, arguments: tuple[str, ...], url: str) -> None:
         """A key or a transaction that is missing, and a key that is given twice, are wrong usage."""
         assert run("recover", *arguments, "--note", "Asha", "--store", url).exit_code == 2
+
+    @pytest.mark.parametrize(("key", "name"), [("k", "dHhuXzE="), ("a=b", "c"), ("-k=", "a=b=c"), ("=", "-=")])
+    def test_the_command_that_is_shown_names_a_pair_that_holds_the_sign_between_them(
+        self, key: str, name: str, url: str, served: dict[str, str]
+    ) -> None:
+        """The contract leaves the format of an id open: one may be base64."""
+        result = run("recover", "--store", url, *recover(key, name)[2:], **served)
+        assert f"this was {key!r}={name}" in result.stderr
 
     def test_another_key_is_refused(self, forgotten: dict[str, str], url: str, served: dict[str, str]) -> None:
         """A key of another payment keeps it."""

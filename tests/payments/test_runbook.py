@@ -95,7 +95,7 @@ def test_a_platform_is_restored_by_the_runbook(postgres_server: Postgres, tmp_pa
         shell.type(lines[8])
         with pytest.raises(DuplicateSuspected):
             anyio.run(lambda: pay("forgotten", NUMBER, restored))
-        shell.variables |= {"KEY": "forgotten", "TRANSACTION": transaction}
+        shell.variables |= {"KEY": "forgotten", "ID": transaction}
         shell.type(lines[9])
         assert anyio.run(lambda: pay("forgotten", NUMBER, restored)) == transaction
     assert len(sandbox.transactions) == 3

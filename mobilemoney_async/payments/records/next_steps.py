@@ -106,8 +106,9 @@ def explain(transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
 
 
 def recover(key: str, transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
-    """Return the command that imports a transaction as a payment."""
-    return arguments("payments", "recover", f"{key}={transaction_id}", options=note)
+    """Return the command that imports a transaction as a payment; the contract leaves the format of an id open."""
+    pair = (key, "=", transaction_id) if "=" in transaction_id else (f"{key}={transaction_id}",)
+    return arguments("payments", "recover", *pair, options=note)
 
 
 def identify(key: str, transaction_id: str) -> tuple[str, ...]:
