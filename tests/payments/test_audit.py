@@ -164,9 +164,13 @@ async def test_other_days_are_not_compared(world: World, client: AsyncClient) ->
             await client.payments.audit(from_date=first, to_date=last)
 
 
-def by_the_days_of(world: World, zone: timedelta) -> None:
-    """Let the days of the service's list begin at another hour; all of its rows are on one page."""
+def by_the_days_of(world: World, zone: timedelta, *, excludes_last: bool = False) -> None:
+    """Let the days of the service's list begin at another hour, or `to` be the first day that it leaves out.
+
+    All of its rows are on one page.
+    """
     days: dict[str, date] = {}
+    spare = timedelta(days=excludes_last)
 
     def ask_for_all(request: httpx.Request) -> None:
         if request.url.path.endswith("/transactions"):
@@ -176,7 +180,7 @@ def by_the_days_of(world: World, zone: timedelta) -> None:
 
     def leave_out(body: dict[str, Any]) -> None:
         moments = ((row, datetime.fromisoformat(row["created_at"]) + zone) for row in body["transactions"])
-        body["transactions"] = [row for row, at in moments if days["from"] <= at.date() <= days["to"]]
+        body["transactions"] = [row for row, at in moments if days["from"] <= at.date() <= days["to"] - spare]
         body["pagination"]["total_count"] = len(body["transactions"])
 
     world.line.before, world.line.change_page = ask_for_all, leave_out
@@ -206,6 +210,24 @@ async def test_the_days_of_the_service_may_begin_at_another_hour(world: World) -
         report = await client.payments.audit(from_date=yesterday, to_date=yesterday)
     assert report.transactions == 11
     assert {(str(each.kind), each.key) for each in report.differences} == {("content", "k103"), ("missing", "k104")}
+
+
+async def test_a_list_that_leaves_out_more_than_time_zones_explain_is_not_clean(world: World) -> None:
+    """The contract calls `to` the end date, and may exclude it; a day more on each side, as is advised, is compared."""
+    by_the_days_of(world, timedelta(0), excludes_last=True)
+    async with world.client() as client:
+        for amount in (1, 2, 3):  # at 12:00, 04:00 and 20:00
+            await pay(client, amount)
+            await finish(client)
+            await anyio.sleep(16 * 3600)
+        first = world.utcnow().date() - timedelta(days=2)
+        for days in ((first, first + timedelta(days=1)), (first + timedelta(days=1),) * 2):
+            (found,) = (await client.payments.audit(from_date=days[0], to_date=days[1])).differences
+            assert found.kind == "incomplete"
+            day, last = (date.fromisoformat(found.commands[0][at]) for at in (3, 5))
+            report = await client.payments.audit(from_date=day, to_date=last)
+            assert (report.is_clean, report.transactions) == (True, 3)
+        assert (await client.payments.audit(from_date=first, to_date=first)).is_clean  # as if days began at noon
 
 
 async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(world: World) -> None:

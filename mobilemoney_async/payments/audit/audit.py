@@ -2,12 +2,12 @@
 
 The list is read first and the store afterwards, so that a transaction's payment is recorded by then, if not
 always its answer. The service's days may begin at another hour than UTC's: nothing is concluded from what the list does
-not show at the edges of its rows.
+not show at the edges of its rows, unless that is more hours than time zones explain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 
 import sqlalchemy as sa
@@ -34,6 +34,7 @@ from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
+from mobilemoney_async.payments.records.next_steps import NextStep
 from mobilemoney_async.payments.records.queries import owners_of_rows
 from mobilemoney_async.payments.records.record import REUSABLE, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.unmatched import IS_OWNED
@@ -45,6 +46,8 @@ _DAY = timedelta(days=1)
 _MOST_LOOKUPS, _FEW = 50, 10
 # The clocks may differ by as much.
 _MARGIN = timedelta(minutes=10)
+# Of the first or the last day at most, a service in another time zone shows so much in the list of a neighbour.
+_ZONES = timedelta(hours=14)
 
 
 async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_date: date) -> AuditReport:
@@ -132,7 +135,23 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
     if skipped:
         said = f"payments that the list does not show at the edges of these days, and that were not compared: {skipped}"
         found.append(difference(DifferenceKind.INCOMPLETE, said))
-    return found
+    gone = {each.key for each in found if each.kind is DifferenceKind.MISSING}
+    return [*found, *_find_cut(walk, [[each for each in edge if each.key not in gone] for edge in edges])]
+
+
+def _find_cut(walk: Walk, edges: Sequence[Sequence[PaymentRecord]]) -> Iterable[Difference]:
+    """Return the difference of a list that hides more of its days than a time zone does: `to` may exclude its day."""
+    first, last = (datetime.combine(each or walk.first_day, time(), UTC) for each in (walk.first_day, walk.last_day))
+    before, after = ([query_for(each).sent_at for each in edge] for edge in edges)
+    is_empty = all(row.created_at is None for row in walk.rows)  # then all are before, and one zone explains one edge
+    ends = min(shift(last, _DAY), walk.began_at)
+    hidden = max(before, default=first) - first, ends - min(before if is_empty else after, default=ends)
+    if walk.is_complete and not walk.unreadable and (min if is_empty else max)(hidden) > _ZONES:
+        said = "the list hides payments at the edges of these days, over more hours than time zones explain"
+        days = (f"{shift(first, -_DAY):%Y-%m-%d}", "--to", f"{shift(last, _DAY):%Y-%m-%d}")
+        advice = "the service may leave out the first or the last day: audit a day more on each side"
+        step = NextStep(advice, (("payments", "audit", "--from", *days),))
+        yield difference(DifferenceKind.INCOMPLETE, f"{said}: {sum(map(len, edges))}", step=step)
 
 
 def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
