@@ -197,7 +197,8 @@ def reconcile(
             *(["--others-pay"] if others_pay else []),
         ]
         print_step = partial(_print_next_step, service=service, grace=grace, options=given)
-        print_reconciled(looked_up, left, unmasked=unmasked, print_step=print_step)
+        account = service.settings().account
+        print_reconciled(looked_up, left, account, unmasked=unmasked, print_step=print_step)
         for each in put_off:
             print_step(each)
     _exit_for(left, exit_code=exit_code)
@@ -395,6 +396,7 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
 def print_reconciled(
     looked_up: Sequence[PaymentRecord],
     left: Sequence[PaymentRecord],
+    account: str,
     *,
     unmasked: bool,
     print_step: Callable[[PaymentRecord], None],
@@ -404,7 +406,7 @@ def print_reconciled(
     if looked_up:
         output.print_table(payment_columns(unmasked=unmasked), looked_up)
     elif not left:
-        print("No payment has an unknown result.")
+        print(visible(f"No payment of account {account!r} has an unknown result."))
     for record in {each.key: each for each in (*looked_up, *left)}.values():
         if record.is_unresolved or record.is_contradicted:
             print_step(record)

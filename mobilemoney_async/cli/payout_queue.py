@@ -52,7 +52,7 @@ def resume_queue(service: Service, *, yes: bool, with_batch: bool = False) -> No
 
     pause, account = _read(lambda journal: (find_pause(journal), journal.find_account()), service)
     if not pause.lasts:
-        say("payouts", "the queue is not paused")
+        say("payouts", f"the queue of account {find_store(service).account!r} is not paused")
         return
     said = f"the queue is paused: {copyable(pause.reason or '')}"
     if account is not None and account.state is not None:  # it may hide a pause that nobody has been shown

@@ -238,7 +238,7 @@ def status(
         elif found:
             output.print_table(batch_columns(), found)
         else:
-            say("payouts status", "there are no batches")
+            say("payouts status", f"there are no batches of account {find_store(service).account!r}")
     elif send:
         settings = require_service(service.settings())
         batch = _run(lambda payouts: payouts.get(id), service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -289,7 +289,7 @@ def restored(
     It is then compared with the service before the next payment. Takes the service and the credentials as reconcile
     does. Sends nothing.
     """
-    run_with_service(lambda client: client.payments.restored(note=note, compared=compared), service)
+    _note(lambda client: client.payments.restored(note=note, compared=compared), service)
     settings = service.settings()
     others_pay = settings.store_options.get("sole_writer") is False  # as the warning has said
     if compared:
@@ -316,8 +316,21 @@ def rebind(
 
     Takes the service and the credentials as reconcile does. Sends nothing.
     """
-    run_with_service(lambda client: client.payments.rebind(note=note), service)
-    print("The account is bound to this base URL and these credentials.")
+    _note(lambda client: client.payments.rebind(note=note), service)
+    print(visible(f"Account {service.settings().account!r} is bound to this base URL and these credentials."))
+
+
+def _note(word: Callable[[AsyncClient], Awaitable[None]], service: Service) -> None:
+    """Note a word for the account, and say if the store has no payment of that: its name may be wrong."""
+
+    async def work(client: AsyncClient) -> bool:
+        is_used = bool(await client.payments.list(limit=1))
+        await word(client)
+        return is_used
+
+    if not run_with_service(work, service):
+        said = f"the store has no payment of account {service.settings().account!r}"
+        say("payments", f"{said}: if the name is wrong, run this again with the right one")
 
 
 def print_audit(report: AuditReport, service: Service) -> None:
@@ -352,7 +365,7 @@ def print_audit(report: AuditReport, service: Service) -> None:
         output.show(*map(output.command, command_lines(step, service)))
     said = "nothing differs" if report.is_clean else f"differences: {len(report.differences):,}"
     shown = output.counted(report.transactions, "transaction"), output.counted(report.payments, "payment")
-    print(f"{shown[0]} at the service, {shown[1]} here; {said}.")
+    print(visible(f"{shown[0]} at the service, {shown[1]} of account {service.settings().account!r}; {said}."))
 
 
 def _shown(amount: Decimal | None) -> str:

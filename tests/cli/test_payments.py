@@ -378,7 +378,7 @@ class TestReconcile:
         assert re.search(rf"^order-1 .*\b{transaction_id}\b", result.stdout, re.MULTILINE)
         assert "1 resolved, 0 still unresolved, 0 being sent." in result.stdout
         result = run("reconcile", MOBILEMONEY_STORE=url, **served)
-        assert "No payment has an unknown result." in result.stdout
+        assert "No payment of account 'default' has an unknown result." in result.stdout
 
     @pytest.mark.slow
     def test_a_payment_that_is_not_there_becomes_absent(
@@ -407,7 +407,7 @@ class TestReconcile:
             shown = run("reconcile", "--grace", "300", "--store", url, **served).stdout
             assert re.search(r"UNKNOWN[.] The list may show it until (.*UTC)[.] Reconcile again at \1[.]\n", shown)
             assert f"\n  mobilemoney payments reconcile --grace 300 --store {url}\n" in shown
-            assert "No payment has an unknown result" not in shown
+            assert "has an unknown result" not in shown
 
     @pytest.mark.costly("runs lines of cli/payments.py that no quick test runs")
     def test_several_candidates_are_named(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
@@ -982,6 +982,22 @@ class TestRecover:
         result = run("recover", f"order-1={forgotten['order-2']}", "--note", "Asha", "--store", url, **served)
         assert result.exit_code == 1
         assert "order-1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("payments reconcile", "payments audit --from today", "payouts status", "payouts status --resume"),
+        *("payments restored --note Asha", "payments rebind --note Asha"),
+    ],
+)
+def test_a_mistyped_account_is_named(command: str, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
+    """All is well with an account that nobody has: so it is named, and a word for it says that it has no payment."""
+    pay(sandbox, url, "order-1")
+    for account in ("default", "defualt"):
+        result = mobilemoney(*command.split(), "--store", url, "--account", account, **served)
+        assert f"ccount {account!r}" in result.output
+        assert ("if the name is wrong" in result.stderr) is (account == "defualt" and "--note" in command)
 
 
 def test_an_account_is_bound_again(sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
