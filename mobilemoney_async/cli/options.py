@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -174,15 +177,29 @@ def check_timeout(timeout: float | None) -> None:
         check(partial(require_seconds, "timeout"), timeout, "--timeout must be a number of seconds, more than 0")
 
 
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a prompt as Ctrl-C does; else a hidden one leaves a terminal that does not show what is typed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def ask(name: str, otherwise: str, *, is_hidden: bool = False) -> str:
     """Return a line that the user types, or a line of standard input if that is no terminal.
 
     Raises:
-        Refused: The line is blank, and the error names the other ways to give the value; or the user pressed Ctrl-C.
+        Refused: The line is blank, and the error names the other ways to give the value; or Ctrl-C or SIGTERM came.
     """
     if sys.stdin.isatty():
         try:
-            answer = str(typer.prompt(name.capitalize(), hide_input=is_hidden, err=True))
+            with _interrupted_by_sigterm():
+                answer = str(typer.prompt(name.capitalize(), hide_input=is_hidden, err=True))
         except typer.Abort:
             raise Refused("interrupted", ExitCode.INTERRUPTED) from None
     else:
@@ -212,7 +229,8 @@ def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
 def require_yes(question: str, *, otherwise: str) -> None:
     """Ask a question, and raise `Refused` with the result without a yes, unless the user says yes."""
     try:
-        is_agreed = typer.confirm(question, err=True)
+        with _interrupted_by_sigterm():
+            is_agreed = typer.confirm(question, err=True)
     except typer.Abort:
         typer.echo(err=True)  # the line of the question has not ended
         if sys.stdin.isatty():

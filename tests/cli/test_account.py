@@ -124,7 +124,7 @@ class TestLogin:
 
     @pytest.mark.slow
     def test_on_a_terminal_it_asks_and_does_not_echo(self, sandbox: Sandbox, url: str, state: Path) -> None:
-        """A person is asked for both; the password never shows. Ctrl-C at the question sends nothing."""
+        """A person is asked for both; the password never shows. Ctrl-C or SIGTERM at the question sends nothing."""
         with terminal("login", "--base-url", url) as screen:
             screen.wait_for("E-mail")
             screen.type(f"{EMAIL}\n")
@@ -134,11 +134,12 @@ class TestLogin:
         assert "logged in at" in screen.text
         assert sandbox.password not in screen.text
         total = sandbox.requests.total
-        with terminal("login", "--base-url", url, "--email", EMAIL) as screen:
-            screen.wait_for("Password: ")
-            screen.interrupt()
-            assert screen.end() == 130, screen.text
-        assert "mobilemoney login: interrupted" in screen.text
+        for name in ("SIGINT", "SIGTERM"):
+            with terminal("login", "--base-url", url, "--email", EMAIL) as screen:
+                screen.wait_for("Password: ")
+                screen.interrupt(name)
+                assert screen.end() == 130, screen.text
+            assert "mobilemoney login: interrupted" in screen.text
         assert sandbox.requests.total == total
 
 

@@ -382,7 +382,9 @@ class TestRealMoney:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("answer", "exit_code"), [("n\n", 1), ("\n", 1), ("\x04", 130)], ids=["no", "enter", "end"]
+        ("answer", "exit_code"),
+        [("n\n", 1), ("\n", 1), ("\x04", 130), ("SIGTERM", 130)],
+        ids=["no", "enter", "end", "ended"],
     )
     def test_a_person_is_asked(self, sandbox: Sandbox, url: str, answer: str, exit_code: int) -> None:
         """Before real money moves the person sees what would be done, without a whole number, and may say no."""
@@ -391,7 +393,7 @@ class TestRealMoney:
             assert f"This moves real money: send 5,000 TZS to {MASKED}" in shown.text
             assert f"profile shop, {url}" in shown.text
             assert not sandbox.requests.total
-            shown.type(answer)
+            (shown.interrupt if answer == "SIGTERM" else shown.type)(answer)
             assert shown.end() == exit_code
             assert "nothing was sent" in shown.text
             assert NUMBER not in shown.text
