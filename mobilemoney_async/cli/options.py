@@ -159,11 +159,12 @@ def check(convert: Callable[[V], T], value: V, accepted: str) -> T:
         raise WrongUsage(accepted) from None
 
 
-def require_phone_number(text: str, settings: Settings) -> str:
+def require_phone_number(text: str, settings: Settings, name: str = "PHONE") -> str:
     """Return a phone number in its normal form, by the profile's `local_numbers`, or raise `Refused`."""
     if settings.local_numbers:
-        return check(tanzanian, text, "PHONE must be a Tanzanian mobile number, such as 0788 500 000 or +255788500000")
-    return check(normalise_phone_number, text, "PHONE must be + and 8 to 15 digits, such as +255681234567")
+        accepted = f"{name} must be a Tanzanian mobile number, such as 0788 500 000 or +255788500000"
+        return check(tanzanian, text, accepted)
+    return check(normalise_phone_number, text, f"{name} must be + and 8 to 15 digits, such as +255681234567")
 
 
 def read_phone_number(text: str | None, settings: Settings) -> str | None:

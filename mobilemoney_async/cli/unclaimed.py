@@ -23,6 +23,7 @@ from mobilemoney_async.cli.options import (
     SkipQuestion,
     Unmasked,
     read_phone_number,
+    require_phone_number,
     require_yes,
     with_service,
 )
@@ -165,7 +166,9 @@ def recover(
     if keys:
         if note is None:
             raise typer.BadParameter("an import needs --note", param_hint="--note")
-        text = note
+        text, settings = note, service.settings()
+        for name, number in numbers.items():
+            numbers[name] = require_phone_number(number, settings, f"phone_number of transaction {name}")
         done = run_with_service(lambda client: client.payments.recover(keys, note=text, phone_numbers=numbers), service)
         output.print_found("payments", done, payment_columns(unmasked=unmasked), "", as_json=as_json, unmasked=unmasked)
         return
