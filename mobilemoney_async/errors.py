@@ -26,8 +26,8 @@
         ├─ IdempotencyConflict
         └─ DuplicateSuspected
 
-Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number. The text of
-each is one line of at most 500 printable characters.
+Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number, except in a
+key or id of the caller's. The text of each is one line of at most 500 printable characters.
 """
 
 from __future__ import annotations
