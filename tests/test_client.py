@@ -77,7 +77,7 @@ REFUSED = [
         rate_limiter=[60],
         store=["payments.db", ...],
         transport=["httpx", ...],
-        http_client=[...],
+        http_client=[..., httpx.Client],
         utcnow=["now", dt.datetime(2026, 1, 31, tzinfo=dt.UTC)],
     ),
     ("email", {"auth": ("", "secret")}),

@@ -25,7 +25,7 @@ from mobilemoney_async.calls.bodies import read_body
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import below, check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.contract.error_mapping import Answer
-from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
 from mobilemoney_async.tasks import asyncio_loop, callers_code, running_loop, shielded
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
@@ -217,6 +217,8 @@ class _ClientSender:
 
     async def send(self, outgoing: _Outgoing) -> Any:
         flight, timeout = outgoing.flight, outgoing.timeout
+        if getattr(self._client, "is_closed", False):  # as where a shop ends that closes it before ours
+            raise ConnectionFailed("http_client is closed; nothing was sent", outcome="not_sent")
         flight.proves_unsent = True  # until there is a request: the client's own headers or cookies may not make one
         request = self._client.build_request(
             outgoing.method,
@@ -276,7 +278,7 @@ class Wire:
         if http_client is not None:
             if transport is not None:
                 raise InvalidRequest("http_client and transport cannot be used together", argument="http_client")
-            if not hasattr(http_client, "build_request"):
+            if not all(hasattr(http_client, name) for name in ("build_request", "aclose")):  # `Client` has one of them
                 raise refuse("http_client", "an httpx.AsyncClient, or one with its interface", http_client)
             self._sender = _ClientSender(http_client)
         elif transport == "aiohttp":

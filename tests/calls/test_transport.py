@@ -459,11 +459,15 @@ async def test_a_callers_client_keeps_the_callers_cookies_only(library: Any) -> 
     assert caught.value.outcome == "not_sent"
 
 
-async def test_a_callers_closed_client_is_an_error_of_ours() -> None:
-    http_client = httpx.AsyncClient()
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_over_a_callers_closed_client_nothing_is_sent(library: Any) -> None:
+    """As where a shop that ends closes its own client first: such a payment is not unknown."""
+    http_client = library.AsyncClient()
     await http_client.aclose()
-    with pytest.raises(ConnectionFailed):
-        await look_up(make_client(http_client=http_client, retry=ONCE))
+    for call in (pay, look_up):
+        with pytest.raises(ConnectionFailed, match=r"^http_client is closed; nothing was sent$") as caught:
+            await call(make_client(http_client=http_client, retry=ONCE))
+        assert caught.value.outcome == "not_sent"
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
