@@ -227,6 +227,8 @@ class _ClientSender:
             content=outgoing.content,
             timeout=(0.95 * timeout, timeout, timeout, 0.95 * timeout),
         )
+        if "?" in outgoing.url and getattr(self._client, "params", None):  # which have taken the place of our query
+            request.url = request.url.copy_merge_params(outgoing.url.partition("?")[2])
         flight.proves_unsent = False
         flight.begun = outgoing.may_move_money
         request.stream = _body(outgoing)

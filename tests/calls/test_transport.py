@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import anyio
@@ -457,6 +458,17 @@ async def test_a_callers_client_keeps_the_callers_cookies_only(library: Any) -> 
             await pay(client)
     assert [request.header("cookie") for request in server.requests] == ["mine=1"] * 2
     assert caught.value.outcome == "not_sent"
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_the_params_of_a_callers_client_come_on_top_of_ours(library: Any) -> None:
+    """A subscription key, say, goes with each request; a name that we use too has our value."""
+    async with serve(replies()) as server, library.AsyncClient(params={"key": "7", "limit": "9"}) as http_client:
+        client = make_client(base_url=server.base_url, http_client=http_client)
+        await client.request("GET", "/a", params={"reference": "a&é", "limit": 2})
+        await client.users.profile()
+    queries = [parse_qs(urlsplit(request.target).query) for request in server.requests]
+    assert queries == [{"key": ["7"], "limit": ["2"], "reference": ["a&é"]}, {"key": ["7"], "limit": ["9"]}]
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
