@@ -96,7 +96,8 @@ class AsyncClient:
             once, to its own address. Retries, redirects or another host, in a library beneath it too, can pay twice.
             Once any of the request may have arrived, it must not raise a connect error.
         http_client: An httpx client of yours (or httpx2's), never closed by us; it keeps no cookies of the service. Not
-            together with `transport`; the same rules hold for it.
+            together with `transport`; the same rules hold for it. No hook of it may raise, as by ``raise_for_status``:
+            httpx then closes the answer unread, and a payment that was refused is unknown.
         disbursement_limits: Amounts that disbursements must not exceed: `DisbursementLimits`. With a store, all
             processes with these limits count together.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
