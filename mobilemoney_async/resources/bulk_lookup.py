@@ -3,7 +3,7 @@
 A plain ``async for`` over an iterator gives it no scope to own tasks in, and a task group held open across ``yield``
 corrupts the scopes of both event loops. So such a task is bound to its work instead: it makes one call, which ends by
 itself (every call is bounded by its time-outs), keeps the result, and never raises. Only a reader that asks starts
-another one.
+another one, also in place of one that the program has cancelled with all of its tasks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BulkLookup:
         self._page = page
         self._sweep = PageSweep()
         self._pages: int | None = None
-        self._flying = 0
+        self._flying: set[str] = set()
         self._arrived: deque[Lookup | Exception] = deque()
         self._arrival = Signal()
 
@@ -85,10 +85,10 @@ class BulkLookup:
                 await self._read(self._page)
                 continue
             self._page = None
-            while self._ids and self._flying < BURST:
+            while self._ids and len(self._flying) < BURST:
                 transaction_id, _ = self._ids.popitem(last=False)
-                self._flying += 1
-                _start_task(partial(self._look_up, transaction_id))
+                self._flying.add(transaction_id)
+                _start_task(partial(self._look_up, transaction_id), partial(self._ended, transaction_id))
             if not self._flying:
                 raise StopAsyncIteration
             await self._arrival.wait()
@@ -122,15 +122,21 @@ class BulkLookup:
         self._sweep.took(wanted, wanted - len(self._ids), len(answer.transactions))
 
     async def _look_up(self, transaction_id: str) -> None:
+        arrived: Lookup | Exception
         try:
-            transaction = await self._get(transaction_id)
-            self._arrived.append(Lookup(transaction_id=transaction_id, transaction=transaction))
+            arrived = Lookup(transaction_id=transaction_id, transaction=await self._get(transaction_id))
         except MobileMoneyError as exc:
-            self._arrived.append(Lookup(transaction_id=transaction_id, error=exc))
+            arrived = Lookup(transaction_id=transaction_id, error=exc)
         except Exception as exc:  # noqa: BLE001 (a caller's own token source may raise anything)
-            self._arrived.append(exc)
-        finally:
-            self._flying -= 1
+            arrived = exc
+        self._flying.remove(transaction_id)
+        self._arrived.append(arrived)
+        self._arrival.send()
+
+    def _ended(self, transaction_id: str) -> None:
+        if transaction_id in self._flying:  # cancelled, perhaps before it began
+            self._flying.remove(transaction_id)
+            self._ids[transaction_id] = None
             self._arrival.send()
 
 
@@ -142,32 +148,40 @@ class Prefetch(Generic[T]):
         self._done = anyio.Event()
         self._value: list[T] = []
         self._error: Exception | None = None
-        _start_task(self._run)
+        _start_task(self._run, self._done.set)
 
     async def _run(self) -> None:
         try:
             self._value.append(await self._call())
         except Exception as exc:  # noqa: BLE001 (kept for the reader, which may never ask)
             self._error = exc
-        finally:
-            self._done.set()
 
     async def result(self) -> T:
         """Return the call's result, or raise its error. A cancelled reader may ask again."""
         await self._done.wait()
         if self._error is not None:
             raise self._error
-        return self._value[0]
+        return self._value[0] if self._value else await self._call()
 
 
-def _start_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop."""
+def _start_task(work: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[], None]) -> None:
+    """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop.
+
+    `ended` is called at its end, also where it was cancelled before it began.
+    """
     loop: Any = running_loop()
     if hasattr(loop, "create_task"):
         task = loop.create_task(work())
         _running.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(_running.discard)
+        task.add_done_callback(lambda _: ended())
     else:
         import trio
 
-        trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())
+        async def run() -> None:
+            try:
+                await work()
+            finally:
+                ended()
+
+        trio.lowlevel.spawn_system_task(run, context=contextvars.copy_context())

@@ -1,5 +1,6 @@
 """Many lookups side by side: values as they arrive, errors among them, and nothing sent for a reader that has left."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import (
+    AsyncClient,
     ConnectionFailed,
     InvalidRequest,
     Lookup,
@@ -19,6 +21,7 @@ from mobilemoney_async import (
     TransactionNotFound,
     TransportError,
 )
+from mobilemoney_async.testing import run_virtual
 from tests.support.fakes import Sent, Step, connect, found, refusal
 from tests.support.server import Response
 
@@ -166,6 +169,28 @@ async def test_a_cancelled_reader_may_go_on() -> None:
         rest = [lookup.transaction_id async for lookup in lookups]
     assert sorted(rest) == ["t-2", "t-4"]
     assert len(service.sent) == 2
+
+
+@pytest.mark.parametrize(("steps", "again"), [(2, 0), (30, 10)])
+def test_tasks_that_the_program_cancels_lose_no_id(steps: int, again: int) -> None:
+    """One that cancels all others, as some do at their end, may go on to read: before they begin, and under way."""
+
+    async def main() -> None:
+        async with connect(slowly) as (client, service):
+            reader = asyncio.create_task(read(client))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            others = asyncio.all_tasks() - {reader, asyncio.current_task()}
+            assert len(others) == 10
+            for task in others:
+                task.cancel()
+            assert sorted(await reader) == sorted(ids(12))
+            assert len(service.sent) == 12 + again
+
+    async def read(client: AsyncClient) -> list[str]:
+        return [each.transaction_id async for each in client.transactions.get_many(ids(12)) if each.error is None]
+
+    run_virtual(main)
 
 
 class Vault:

@@ -1,5 +1,6 @@
 """Full listing of the history: items, pages, `collect`, and a next page that is on its way while the caller works."""
 
+import asyncio
 import datetime as dt
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,6 +20,7 @@ from mobilemoney_async import (
     TransactionPage,
     UnexpectedResponse,
 )
+from mobilemoney_async.testing import run_virtual
 from tests.contract import samples
 from tests.support.arguments import wrong
 from tests.support.fakes import Handler, Sent, Step, connect
@@ -227,6 +229,23 @@ class TestAgain:
                     except StopAsyncIteration:
                         ended = True
         assert shown == expected(25)
+
+    @pytest.mark.parametrize("after", [0, 1])
+    def test_a_page_ahead_that_the_program_cancels_is_asked_for_again(self, after: float) -> None:
+        """One that cancels all other tasks, as some do at their end, may go on to read."""
+
+        async def main() -> None:
+            shown: list[str] = []
+            async with connect(listing(25, takes=3)) as (client, _):
+                async for page in client.transactions.list(limit=10).pages():
+                    shown += ids(page.transactions)
+                    if after:
+                        await anyio.sleep(after)
+                    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                        task.cancel()
+            assert shown == expected(25)
+
+        run_virtual(main)
 
     async def test_a_failed_page_may_be_asked_for_again(self) -> None:
         answers = [httpx.ConnectError("refused"), None, httpx.ConnectError("refused"), None, None]
