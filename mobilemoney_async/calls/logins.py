@@ -57,7 +57,12 @@ class LoginState:
 
     def refusal(self, now: float) -> MobileMoneyError | None:
         """Return a copy of the error with which a login fails without being made, within a pause."""
-        return copy.copy(self.pause.error) if self.pause is not None and now < self.pause.until else None
+        if self.pause is None or now >= self.pause.until:
+            return None
+        error = copy.copy(self.pause.error)
+        if isinstance(error, APIError) and error.retry_after is not None:
+            error.retry_after = self.pause.until - now  # else each call would begin the whole wait again
+        return error
 
     def logged_in(self, token: Secret, lifetime: float, *, began: float, now: float) -> LoginState:
         """Return the state after a login that was sent at `began`: the service began to count after that.
@@ -70,15 +75,19 @@ class LoginState:
         return attrs.evolve(self, token=token, renew_at=renew_at, expires_at=expires_at)
 
     def failed(self, error: MobileMoneyError, now: float) -> LoginState:
-        """Return the state after a login that failed: a pause, twice as long as the last if that is not long ago."""
+        """Return the state after a login that failed: a pause, twice as long as the last if that is not long ago.
+
+        It lasts for the ``retry_after`` of a refusal at least, up to 15 minutes.
+        """
         is_refusal, last = _is_refusal(error), self.pause
         length, longest = _REFUSED if is_refusal else _FAILED
         if last is not None:
             row = _IN_A_ROW if is_refusal and _is_refusal(last.error) else 0.0
             if now < last.until + max(row, 2 * last.length):
                 length = min(longest, max(length, 2 * last.length))
-        paused = attrs.evolve(self, pause=Pause(error, now + length, length))
-        return paused.renewed_from(now + length)
+        asked = error.retry_after if isinstance(error, APIError) and not isinstance(error, ServerError) else None
+        until = now + max(length, min(asked or 0.0, _REFUSED[1]))
+        return attrs.evolve(self, pause=Pause(error, until, length)).renewed_from(until)
 
     def rejected(self, token: Secret, now: float, *, replacement: bool) -> LoginState:
         """Return the state after the service refused a token; the same one if a newer token has taken its place.

@@ -149,10 +149,10 @@ class LoginAuth:
     """Login with e-mail and password, repeated ahead of the token's end.
 
     Any number of calls share one login. A refused login is not repeated before a pause has passed, 10 s at first and
-    doubled each time up to 15 minutes, in which calls fail at once with the same error. A create's 401 that does not
-    name the token, such as a proxy's page, costs one login in 15 minutes. After a login without a
-    usable answer the pause is 0.25 s at first and 30 s at most, and the calls that needed it try again by their own
-    retry policy: nothing of theirs was sent. Logins that are cancelled in a row, by short deadlines say, come
+    doubled each time up to 15 minutes, or its ``retry_after``, in which calls fail at once with the same error. A
+    create's 401 that does not name the token, such as a proxy's page, costs one login in 15 minutes. After a login
+    without a usable answer the pause is 0.25 s at first and 30 s at most, and the calls that needed it try again by
+    their own retry policy: nothing of theirs was sent. Logins that are cancelled in a row, by short deadlines say, come
     further and further apart, up to 30 s, and calls wait. One object may serve several clients on one event loop.
 
     Args:

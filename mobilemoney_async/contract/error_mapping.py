@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mobilemoney_async.contract.codec import parse_json, parse_page
-from mobilemoney_async.contract.endpoints import Effect, Endpoint
+from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import (
@@ -189,7 +189,8 @@ def _unreadable(
     if answer.status_code == 401 and endpoint.bearer and not (is_session or is_payment):
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
-    if answer.status_code == 429 and endpoint.effect is Effect.READ:  # a proxy's: it asks to wait all the same
+    if answer.status_code == 429 and (endpoint.effect is Effect.READ or endpoint is LOGIN):
+        # A proxy's: it asks to wait all the same.
         asked = _asked(answer, {})
         return RateLimitExceeded("no answer of the contract", status_code=429, retry_after=asked, is_certain=False)
     excerpt, content_type = _excerpt(answer), _shown(answer, answer.content_type)

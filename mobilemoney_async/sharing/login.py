@@ -168,7 +168,7 @@ class SharedLogin(LoginAuth):
             return self._state.valid(now)
         for state in (self._state, self._own):
             if state.pause is not None and now < state.pause.until:
-                return self._postpone(state.pause.error, state.pause.until)
+                return self._postpone(state.refusal(now) or state.pause.error, state.pause.until)
         return None
 
     def _postpone(self, error: MobileMoneyError, until: float) -> Secret:

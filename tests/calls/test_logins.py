@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
+    APIError,
     ConnectionFailed,
     InvalidCredentials,
     InvalidToken,
@@ -72,6 +73,25 @@ def test_each_pause_is_twice_the_last_up_to_the_longest(error: MobileMoneyError,
         assert type(refusal) is type(error) and refusal is not error
         assert state.refusal(now + pause) is None
         now += pause
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (RateLimitExceeded("x", status_code=429, retry_after=300), 300),
+        (APIError("x", code="too_many_attempts", status_code=429, retry_after=300), 300),
+        (APIError("x", code="too_many_attempts", status_code=429, retry_after=3), 10),
+        (RateLimitExceeded("x", status_code=429, retry_after=10**8), 900),
+        (ServerError("x", status_code=503, retry_after=300), 0.25),  # of a proxy, which asks it of payments too
+    ],
+)
+def test_a_pause_lasts_for_what_a_refusal_asks(error: MobileMoneyError, pause: float) -> None:
+    """A quarter of an hour at most; each call within it is asked to wait for the rest, not for all of it again."""
+    state = LoginState().failed(error, 100.0)
+    refusal = state.refusal(101.0 if pause > 1 else 100.0)
+    assert isinstance(refusal, APIError) and refusal.retry_after == (pause - 1 if pause > 1 else pause)
+    assert state.refusal(before(100.0 + pause)) is not None
+    assert state.refusal(100.0 + pause) is None
 
 
 @pytest.mark.parametrize(

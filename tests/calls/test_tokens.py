@@ -403,11 +403,18 @@ async def test_a_create_that_could_not_log_in_was_not_sent(fault: Step, kind: ty
     assert transport.calls == []
 
 
-async def test_a_rate_limited_login_waits_and_goes_again() -> None:
-    """RATE_LIMIT_EXCEEDED is no refusal of the credentials: `retry_after` is obeyed, and no pause begins."""
-    transport = LoginService(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=5))
-    await look_up(log_in(transport))
-    assert transport.logins == 2
+@pytest.mark.parametrize(
+    "rejection", [refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=5), Response(429, b"<html>", {"retry-after": "5"})]
+)
+async def test_a_rate_limited_login_waits_and_goes_again(rejection: Step) -> None:
+    """It is no refusal of the credentials: all calls wait for `retry_after`, also that of a gateway's page."""
+    transport = LoginService(rejection)
+    client = log_in(transport)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(look_up, client)
+            await anyio.sleep(1)
+    assert [sent.at - transport.sent[0].at for sent in transport.sent if sent.path == LOGIN] == [0, pytest.approx(5)]
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "nul\x00", "spa ce", "", "naïve"])
