@@ -24,6 +24,9 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.values import require_integer, require_seconds
 
+# Of the limiter, seconds, unless a policy waits for longer: a wrong answer may ask for years.
+_LONGEST_HOLD = 120.0
+
 
 class Failure(enum.Enum):
     """Point at which a call failed, which alone decides whether it may be sent again."""
@@ -109,7 +112,7 @@ class RetryPolicy:
         factor: The ratio of each pause to the one before, at least 1.
         max_delay: The longest pause, seconds. Each pause is shortened at random by up to half.
         max_retry_after: The longest ``retry_after`` of the service that is waited for, seconds; beyond it the call
-            raises `RateLimitExceeded` at once.
+            raises `RateLimitExceeded` at once. The limiter, which others use too, holds for it, up to two minutes.
 
     Raises:
         InvalidRequest: A value is out of its range.
@@ -119,7 +122,7 @@ class RetryPolicy:
     first_delay: float = attrs.field(default=0.5, validator=_check_pause)
     factor: float = attrs.field(default=2.0, validator=check_factor)
     max_delay: float = attrs.field(default=8.0, validator=_check_pause)
-    max_retry_after: float = attrs.field(default=120.0, validator=_check_pause)
+    max_retry_after: float = attrs.field(default=_LONGEST_HOLD, validator=_check_pause)
 
     def delay(self, attempt: int, chance: float) -> float:
         """Return the pause after a failed attempt, seconds.
@@ -169,7 +172,7 @@ def decide(
     if isinstance(error, APIError) and action in {Action.HOLD_AND_RETRY, Action.HOLD_AND_RAISE}:
         asked = error.retry_after or 0.0
         impatient = asked > policy.max_retry_after
-        hold = max(pause, min(asked, policy.max_retry_after))
+        hold = max(pause, min(asked, max(policy.max_retry_after, _LONGEST_HOLD)))
         return Decision(Action.HOLD_AND_RAISE if spent or impatient else action, hold=hold)
     if action is Action.RETRY and spent:
         return Decision(Action.RAISE)

@@ -218,17 +218,18 @@ async def test_a_rate_limited_call_gives_up_after_its_attempts() -> None:
     assert caught.value.idempotency_key
 
 
-async def test_too_long_a_retry_after_raises_at_once() -> None:
-    """Beyond `max_retry_after` the caller gets the error at once, and decides; the limiter holds for that time."""
-    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=121)))
-    client = make_client(transport)
+@pytest.mark.parametrize(("patience", "asked", "held"), [(120, 121, 120), (1, 30, 30), (0, 1000, 120), (400, 500, 400)])
+async def test_too_long_a_retry_after_raises_at_once(patience: int, asked: int, held: int) -> None:
+    """Beyond `max_retry_after` the caller gets the error and decides; the limiter holds, up to two minutes or that."""
+    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=asked)))
+    client = make_client(transport, retry=RetryPolicy(max_retry_after=patience))
     start = anyio.current_time()
     with pytest.raises(RateLimitExceeded) as caught:
         await pay(client)
     assert anyio.current_time() == start
-    assert caught.value.retry_after == 121
+    assert caught.value.retry_after == asked
     await look_up(client)
-    assert anyio.current_time() - start == pytest.approx(120)
+    assert anyio.current_time() - start == pytest.approx(held)
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
