@@ -10,8 +10,16 @@ import copy
 
 import attrs
 
+from mobilemoney_async.contract.endpoints import OTHER_USER
 from mobilemoney_async.contract.limits import TOKEN_LIFETIME
-from mobilemoney_async.errors import APIError, InvalidToken, MobileMoneyError, RateLimitExceeded, ServerError
+from mobilemoney_async.errors import (
+    APIError,
+    InvalidToken,
+    MobileMoneyError,
+    RateLimitExceeded,
+    ServerError,
+    UnexpectedResponse,
+)
 from mobilemoney_async.values import Secret
 
 NEVER = float("-inf")
@@ -79,12 +87,11 @@ class LoginState:
 
         It lasts for the ``retry_after`` of a refusal at least, up to 15 minutes.
         """
-        is_refusal, last = _is_refusal(error), self.pause
-        length, longest = _REFUSED if is_refusal else _FAILED
-        if last is not None:
-            row = _IN_A_ROW if is_refusal and _is_refusal(last.error) else 0.0
-            if now < last.until + max(row, 2 * last.length):
-                length = min(longest, max(length, 2 * last.length))
+        last = self.pause
+        repeats = last is not None and now < last.until + _IN_A_ROW and _repeats(error, last.error)
+        length, longest = _REFUSED if repeats or _is_refusal(error) else _FAILED
+        if last is not None and (repeats or now < last.until + 2 * last.length):
+            length = min(longest, max(length, 2 * last.length))
         asked = error.retry_after if isinstance(error, APIError) and not isinstance(error, ServerError) else None
         until = now + max(length, min(asked or 0.0, _REFUSED[1]))
         return attrs.evolve(self, pause=Pause(error, until, length)).renewed_from(until)
@@ -148,3 +155,13 @@ class CancelledLogins:
 
 def _is_refusal(error: MobileMoneyError) -> bool:
     return isinstance(error, APIError) and not isinstance(error, RateLimitExceeded | ServerError)
+
+
+def _repeats(error: MobileMoneyError, last: MobileMoneyError) -> bool:
+    """Return whether two logins in a row were refused, or gave the token of another user.
+
+    The first such token may have been the answer to another request, and the next login goes over a new connection.
+    """
+    if isinstance(error, UnexpectedResponse) and isinstance(last, UnexpectedResponse):
+        return error.path == last.path == OTHER_USER
+    return _is_refusal(error) and _is_refusal(last)

@@ -23,7 +23,7 @@ from mobilemoney_async.calls.tokens import Suspicions, TokenSource, source_failu
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.contract.codec import Content, Fields, encode
-from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
+from mobilemoney_async.contract.endpoints import LOGIN, OTHER_USER, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, RowsAnswer, TransactionAnswer
 from mobilemoney_async.contract.plain import take_unsaid
@@ -445,5 +445,6 @@ def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
     if problem is not None:
         flight.is_suspect = True
         if call.endpoint.effect is not Effect.MONEY:  # the caller finds out whether a payment is made after all
-            raise UnexpectedResponse(problem, status_code=answer.status_code)
+            place = OTHER_USER if call.endpoint is LOGIN else None
+            raise UnexpectedResponse(problem, status_code=answer.status_code, path=place)
     return value

@@ -21,6 +21,9 @@ from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
 
+OTHER_USER = "$.user.email"
+"""Place in the answer of a login that gives another user's token."""
+
 # A part of a path that names an endpoint, and no user, payment or secret. The words of the contract are
 # shorter, and tokens longer.
 _PLAIN = re.compile(r"[A-Za-z_-]{0,32}|v\d")
@@ -148,8 +151,9 @@ def other_than_asked(answer: object, endpoint: Endpoint[Any], asked: Mapping[str
         case PageAnswer(pagination=counts):
             shown = {"page": counts.current_page or asked.get("page")}  # 0 where it is not shown
         case LoginResult(user=User(email=str() as email)):
-            asked = {"email": str(asked["email"]).strip().casefold()}
-            shown = {"email": email.strip().casefold()}
+            if _fits(email.strip().casefold(), str(asked["email"]).strip().casefold()):
+                return None
+            return "the login shows another e-mail: if auth has an alias, use the address that the account shows"
         case Acknowledgement():
             # Here: only creates need it.
             from mobilemoney_async.contract.comparison import contradiction
@@ -160,6 +164,19 @@ def other_than_asked(answer: object, endpoint: Endpoint[Any], asked: Mapping[str
             return None
     different = [name for name, value in shown.items() if name in asked and value != asked[name]]
     return f"the answer is that to another request: its {different[0]} is not the one asked for" if different else None
+
+
+def _fits(shown: str, text: str) -> bool:
+    """Return whether a text is the one that is shown, perhaps with parts masked, as in ``j***@pay.example``."""
+    first, *others = re.split("[*\u2022\u2026]+", shown)
+    if not others or not text.startswith(first):
+        return shown == text
+    rest = text.removeprefix(first)
+    for each in others[:-1]:
+        _, found, rest = rest.partition(each)
+        if not found:
+            return False
+    return rest.endswith(others[-1])
 
 
 PROFILE = Endpoint(method="GET", path="/user-service/profile", effect=Effect.READ, read=_read_object)

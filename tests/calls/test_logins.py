@@ -15,6 +15,7 @@ from mobilemoney_async import (
     RateLimitExceeded,
     Secret,
     ServerError,
+    UnexpectedResponse,
 )
 from mobilemoney_async.calls.logins import LoginState
 
@@ -62,6 +63,8 @@ def test_a_token_is_renewed_a_tenth_of_its_life_ahead_and_a_minute_at_most(
         (FAILED, [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]),
         (ServerError("x", status_code=503), [0.25, 0.5]),
         (RateLimitExceeded("x", status_code=429), [0.25, 0.5]),
+        (UnexpectedResponse("x", status_code=200), [0.25, 0.5]),
+        (UnexpectedResponse("of another", status_code=200, path="$.user.email"), [0.25, 10, 20, 40, 80, 160, 320]),
     ],
 )
 def test_each_pause_is_twice_the_last_up_to_the_longest(error: MobileMoneyError, pauses: list[float]) -> None:

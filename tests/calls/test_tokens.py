@@ -29,6 +29,7 @@ from mobilemoney_async import (
     TransportError,
     UnexpectedResponse,
 )
+from tests.contract import samples
 from tests.support.fakes import (
     C2B,
     EMAIL,
@@ -415,6 +416,35 @@ async def test_a_rate_limited_login_waits_and_goes_again(rejection: Step) -> Non
             tasks.start_soon(look_up, client)
             await anyio.sleep(1)
     assert [sent.at - transport.sent[0].at for sent in transport.sent if sent.path == LOGIN] == [0, pytest.approx(5)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_ours"),
+    [
+        (f" {EMAIL.upper()}", True),
+        ("m***t@example.com", True),
+        ("***@example.com", True),
+        ("mer…@e•••le.com", True),
+        ("***", True),
+        ("owner@example.com", False),
+        ("x***t@example.com", False),
+        ("m***t@example.org", False),
+        ("m*z*@example.com", False),
+        (f"{EMAIL}*{EMAIL}", False),
+    ],
+)
+async def test_a_login_of_another_user_is_refused_and_not_repeated_in_a_circle(shown: str, is_ours: bool) -> None:
+    """The address may be masked. After two that are another's, logins are as rare as refused ones."""
+    transport = LoginService(*9 * [Response.json(samples.login(user={"id": 1, "email": shown}))])
+    client = log_in(transport)
+    for _ in range(10):
+        if is_ours:
+            await look_up(client)
+            continue
+        with pytest.raises(UnexpectedResponse, match="another e-mail"):
+            await look_up(client)
+        await anyio.sleep(20)
+    assert transport.logins == (1 if is_ours else 6)
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "nul\x00", "spa ce", "", "naïve"])
