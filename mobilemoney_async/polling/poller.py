@@ -392,7 +392,8 @@ class Poller(anyio.AsyncContextManagerMixin):
         for update in endings:
             if self._resume and isinstance(update.error, TransactionNotFound | InvalidTransactionId | StoreError):
                 self._unknown.add(update.transaction_id)
-            self._metrics.ended(update)
+            # First: a handler of the event may track the payment again, which forgets this outcome.
             self._outcomes.add(
                 Outcome(transaction_id=update.transaction_id, transaction=update.transaction, error=update.error)
             )
+            self._metrics.ended(update)

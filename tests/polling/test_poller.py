@@ -25,6 +25,7 @@ from mobilemoney_async import (
     WaitTimeout,
 )
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS
+from mobilemoney_async.events import Event, PaymentGivenUp
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
@@ -196,6 +197,21 @@ async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again(sandbox: S
         assert (await poller.wait(number)).succeeded
         stats = poller.stats
         assert (stats.tracked, stats.final, stats.unresolved) == (2, 1, 1)
+
+
+async def test_a_payment_may_be_tracked_again_as_its_event_says_that_it_is_given_up(sandbox: Sandbox) -> None:
+    """By the handler itself: whoever waits from then on gets the new ending, not the old error."""
+
+    def go_on(event: Event) -> None:
+        if isinstance(event, PaymentGivenUp):
+            follower.track(event.transaction_id, timeout=1000)
+
+    async with sandbox.client(on_event=go_on) as client, client.poller(timeout=30) as follower:
+        number = (await pay(client, STUCK)).transaction_id
+        follower.track(number)
+        await anyio.sleep(31)
+        sandbox.approve(number)
+        assert (await follower.wait(number)).succeeded
 
 
 async def test_what_was_given_up_stays_so_until_it_is_tracked_again(client: AsyncClient, poller: Poller) -> None:
