@@ -11,7 +11,7 @@ import re
 import ssl
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
@@ -114,7 +114,7 @@ def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
     parts = urlsplit(base_url)
     try:
         verify: ssl.SSLContext | bool = ssl_context() if parts.scheme == "https" else False
-        proxy = _proxy(parts.scheme, parts.hostname)
+        proxy = _proxy(parts)
         if not aiohttp:
             return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
         if proxy is None or proxy.url.scheme in {"http", "https"}:
@@ -177,11 +177,13 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
 
 
-def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
+def _proxy(service: SplitResult) -> httpx.Proxy | None:
     """Return the environment's proxy for the service, as every HTTP client honours it."""
-    if host is None or _is_loopback(host) or proxy_bypass(host):
+    host, netloc = service.hostname, service.netloc
+    # In NO_PROXY each of them may stand, as httpx reads it.
+    if host is None or _is_loopback(host) or any(map(proxy_bypass, (host, netloc, f"{service.scheme}://{netloc}"))):
         return None
-    _, url = _proxy_setting(scheme)
+    _, url = _proxy_setting(service.scheme)
     if not url:
         return None
     url = url if "://" in url else f"http://{url}"
@@ -208,7 +210,7 @@ def route(base_url: str) -> str:
     """Return the host of the service, and the environment's proxy on the way to it, for an error."""
     parts = urlsplit(base_url)
     with suppress(Exception):  # a proxy's URL that makes no sense
-        if (proxy := _proxy(parts.scheme, parts.hostname)) is not None:
+        if (proxy := _proxy(parts)) is not None:
             return f"{parts.netloc} through the proxy {proxy.url.netloc.decode('ascii')}"
     return parts.netloc
 

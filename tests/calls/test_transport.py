@@ -767,14 +767,20 @@ async def test_the_environments_proxy_is_honoured(
 async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none(
     clean_environment: pytest.MonkeyPatch,
 ) -> None:
-    assert transport_pool._proxy("https", "payments.example") is None
+    """NO_PROXY may name a domain, a host, a host with its port, or a whole origin, as httpx reads it."""
+    service, other = urlsplit("https://payments.example:8443/v1"), urlsplit("https://payments.test:443/v1")
+    assert transport_pool._proxy(service) is None
     clean_environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     clean_environment.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
         await look_up(client)
-    clean_environment.setenv("NO_PROXY", ".example")
-    assert transport_pool._proxy("https", "payments.example") is None
-    assert transport_pool._proxy("https", "payments.test") is not None
+    for each in (".example", "payments.example", "payments.example:8443", "https://payments.example"):
+        clean_environment.setenv("NO_PROXY", f"localhost, {each}")
+        assert transport_pool._proxy(service) is None, each
+        assert transport_pool._proxy(other) is not None, each
+    for each in ("payments.example:443", "http://payments.example", "ayments.example"):
+        clean_environment.setenv("NO_PROXY", each)
+        assert transport_pool._proxy(service) is not None, each
 
 
 @pytest.mark.parametrize(
