@@ -459,6 +459,8 @@ async def test_the_number_of_a_mere_transaction_is_erased_again(sqlite_file_url:
         await world.read(client)
         again = await SQLStore(sqlite_file_url).erase(phone_number=OTHER)
         assert again.rows == {"mobilemoney_unmatched": 1}  # what was erased before counts no more
+        # The transactions are still to be explained.
+        assert [each.phone_number for each in await client.payments.unclaimed()] == ["erased", "erased"]
     restored = SQLStore(backup)
     (done,) = await restored.repeat_erasures([kept])
     assert (done.digest, done.rows) == (kept.digest, {"mobilemoney_unmatched": 1})
