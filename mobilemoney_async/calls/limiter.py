@@ -225,11 +225,13 @@ class LaneQueue:
         """Wait for a place in a lane from `now` on, and take it. Cancelling gives it back.
 
         Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time, and
-        `InvalidRequest` while others wait in another event loop.
+        `InvalidRequest` while others wait in another event loop, or where there is no such lane.
         """
         assert self._clock.backend is not None  # since `now` was read
+        lane = self._lanes.get(priority)
+        if lane is None:
+            raise refuse("priority", "a Priority", priority)
         self._loop.enter(running_loop())
-        lane = self._lanes[priority]
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
         waiter = _Waiter(now, self._clock.backend.create_event())
         lane.waiters[waiter] = None
@@ -385,7 +387,7 @@ class RateLimiter:
             ahead: Whether to go to the head of the lane: for a request that those in line depend on.
 
         Raises:
-            InvalidRequest: Requests wait in another event loop.
+            InvalidRequest: Requests wait in another event loop, or `priority` is not one.
         """
         now = self._queue.now()
         if not self._queue.take_free(now):

@@ -413,6 +413,20 @@ async def test_a_hold_of_nonsense_is_refused(value: Any) -> None:
         RateLimiter().hold(value)
 
 
+def test_a_lane_that_is_none_is_refused_and_leaves_no_wait_behind() -> None:
+    """The error names the argument, and another event loop may wait afterwards."""
+    limiter, lane = RateLimiter(burst=1), "BULK"
+
+    async def wait() -> None:
+        await limiter.acquire()
+        with pytest.raises(InvalidRequest) as caught:
+            await limiter.acquire(lane)  # type: ignore[arg-type]
+        assert caught.value.argument == "priority"
+
+    for _ in range(2):
+        run_virtual(wait)
+
+
 # -- leaving -----------------------------------------------------------------------------------------------------------
 
 
