@@ -104,7 +104,8 @@ def shown_note(text: str, limit: int = 500) -> str:
 
     Numbers are masked inside an id too.
     """
-    return shown_id(shown_name(text), limit)
+    masked = shown_name(text)
+    return masked if re.fullmatch(_ID, text) else shown_id(masked, limit)
 
 
 def note_repr(text: str | None) -> str:

@@ -228,9 +228,7 @@ class LaneQueue:
         `InvalidRequest` while others wait in another event loop, or where there is no such lane.
         """
         assert self._clock.backend is not None  # since `now` was read
-        lane = self._lanes.get(priority)
-        if lane is None:
-            raise refuse("priority", "a Priority", priority)
+        lane = self._lane(priority)
         self._loop.enter(running_loop())
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
         waiter = _Waiter(now, self._clock.backend.create_event())
@@ -260,6 +258,12 @@ class LaneQueue:
             if waiter is self._timekeeper:
                 self._appoint_timekeeper()
             self._loop.leave()
+
+    def _lane(self, priority: Priority) -> _Lane:
+        try:
+            return self._lanes[priority]
+        except KeyError:
+            raise refuse("priority", "a Priority", priority) from None
 
     async def _keep_time(self, me: _Waiter) -> None:
         """Hand out grants as they fall due, until one is this waiter's own."""

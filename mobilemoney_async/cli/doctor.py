@@ -261,7 +261,7 @@ def judge_call(failure: Exception | None, user: str) -> list[Finding]:
         return [_ok("credentials", f"{user}: accepted")]
     advice = advise(failure, _ADVICE)
     if isinstance(failure, errors.RateLimitExceeded):
-        wait = "" if failure.retry_after is None else f", for {failure.retry_after:g} s more"
+        wait = "" if failure.retry_after is None else f", for {failure.retry_after:.0f} s more"
         text = "the service rejects requests of this merchant"
         text = text if failure.is_certain else f"HTTP {failure.status_code} without a code of the service"
         not_tried = _skipped("credentials", f"{user}: not tried, because of the rate limit")

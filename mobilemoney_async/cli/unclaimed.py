@@ -327,9 +327,8 @@ def _note(word: Callable[[AsyncClient], Awaitable[None]], service: Service) -> N
     """Note a word for the account, and say if the store has no payment of that: its name may be wrong."""
 
     async def work(client: AsyncClient) -> bool:
-        is_used = bool(await client.payments.list(limit=1))
         await word(client)
-        return is_used
+        return bool(await client.payments.list(limit=1))
 
     if not run_with_service(work, service):
         said = f"the store has no payment of account {service.settings().account!r}"

@@ -109,7 +109,7 @@ def read_record(record: PaymentRecord) -> OrderStatus:
     elif record.is_final and transaction is not None:
         state = _FINAL_STATES.get(transaction.status, OrderState.FAILED)
         if state is OrderState.FAILED:
-            reason = shown_text(transaction.failure_reason or transaction.status)
+            reason = shown_text(str(transaction.failure_reason or transaction.status))
     elif record.state is PaymentState.QUEUED and record.cause is PaymentCause.HELD:
         state = OrderState.FINDING_OUT  # perhaps until someone decides
     elif record.state is PaymentState.CANCELLED:

@@ -3,7 +3,7 @@
 A plain ``async for`` over an iterator gives it no scope to own tasks in, and a task group held open across ``yield``
 corrupts the scopes of both event loops. So such a task is bound to its work instead: it makes one call, which ends by
 itself (every call is bounded by its time-outs), keeps the result, and never raises. Only a reader that asks starts
-another one, also in place of one that the program has cancelled with all of its tasks.
+another one, also in place of a page that the program has cancelled with all of its tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
-from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, TransportError
 from mobilemoney_async.resources.page_choice import PageSweep
 from mobilemoney_async.tasks import Signal, running_loop
 
@@ -136,7 +136,8 @@ class BulkLookup:
     def _ended(self, transaction_id: str) -> None:
         if transaction_id in self._flying:  # cancelled, perhaps before it began
             self._flying.remove(transaction_id)
-            self._ids[transaction_id] = None
+            error = TransportError("the program has cancelled the task of this lookup", outcome="not_sent")
+            self._arrived.append(Lookup(transaction_id=transaction_id, error=error))
             self._arrival.send()
 
 

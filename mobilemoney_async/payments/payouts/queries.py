@@ -22,14 +22,14 @@ from mobilemoney_async.payments.ownership.comparison import CLOCKS
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, keys_of, total_of
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.next_steps import next_step
+from mobilemoney_async.payments.records.next_steps import next_step, recover
 from mobilemoney_async.payments.records.queries import chunks, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
 from mobilemoney_async.payments.records.rows import digest as keyed
 from mobilemoney_async.payments.records.unmatched import FAILED, IS_OWNED, MAY_HAVE_PAID, kept_forms
 from mobilemoney_async.payments.records.unmatched import find_lines as find_unmatched
-from mobilemoney_async.text import arguments, command_line, shown_name
+from mobilemoney_async.text import command_line, shown_name
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 """States of a batch."""
@@ -245,9 +245,7 @@ def find_obstacles(
         for line in lines:
             made_at = line.shown.created_at
             if line.is_of(record, keyed(secret, row.phone_number)) and (made_at is None or made_at > start):
-                command = command_line(
-                    *arguments("payments", "recover", f"{new[key]}={line.id}"), options=("--note", "TEXT")
-                )
+                command = command_line(*recover(new[key], line.id, ("--note", "TEXT")))
                 why[key] = f"transaction {line.id} may have paid it: if it did, {command}"
     return why
 
