@@ -25,6 +25,7 @@ from mobilemoney_async.payments.ownership.reconciler import Reconciler
 from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
+    DAY,
     GRACE,
     HOUR,
     MINUTE,
@@ -519,6 +520,12 @@ async def test_what_an_acknowledgement_has_named_can_be_identified(
     assert (ended.state, ended.status, ended.cause, ended.error) == (PaymentState.FINAL, "SUCCESS", None, None)
     assert ended.transaction is not None and ended.transaction.amount == 4999
     assert await client.payments.unresolved() == []
+    # It counts as any other end: one that turns is told, and may be taken.
+    world.service.finish(world.service.payments[0], "FAILED")
+    await client.transactions.page()
+    assert [each.cause for each in await client.payments.unresolved()] == [PaymentCause.CHANGED]
+    (turned,) = await client.payments.recover({"k": "t-000001"}, note="Asha: the service says FAILED")
+    assert (turned.state, turned.status, turned.cause) == (PaymentState.FINAL, "FAILED", None)
 
 
 async def test_an_audit_knows_what_an_acknowledgement_has_named(world: World, client: AsyncClient, kind: str) -> None:
@@ -544,6 +551,33 @@ async def test_a_soft_refusal_is_looked_for_after_days_without_a_look(
     await world.reconcile(client, GRACE + MINUTE)
     record = await world.get(client, "k")
     assert record.state is PaymentState.UNKNOWN or record.transaction_id is not None, record
+
+
+async def test_an_old_soft_refusal_holds_up_no_later_payment(world: World, client: AsyncClient, kind: str) -> None:
+    """Days of long ago may be refused, or never be whole: others are looked for, and the list is not read for ever."""
+    await pay_another(world, client, kind, "long ago")
+    await world.answered(client, order(kind), refuse_softly, made=False)
+    await anyio.sleep(4 * DAY)
+
+    def refuse_old_days(request: httpx.Request) -> httpx.Response | None:
+        first = request.url.params.get("from")
+        is_old = first is not None and first < (world.utcnow() - timedelta(days=2)).date().isoformat()
+        return error(422, None) if is_old else None
+
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    world.service.answer_list = refuse_old_days
+    await world.lose(client, order(kind, "lost", 2), made=False)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, kind, "after")
+    await world.reconcile(client, *[GRACE] * 4)
+    assert (await world.get(client, "lost")).state is PaymentState.ABSENT
+    world.service.answer_list = lambda request: None
+    world.service.list = ListBehaviour(total_count=lambda count: count + 1)
+    await world.reconcile(client, MINUTE)
+    before = len(world.service.log)
+    await world.reconcile(client, *[MINUTE] * 20)
+    assert len(world.service.log) - before <= 2  # for the absent one, ever more rarely
 
 
 @pytest.mark.slow

@@ -400,14 +400,16 @@ async def test_rows_of_another_merchant_are_not_reported(world: World, client: A
 
 async def test_a_row_that_cannot_be_read_is_listed_by_its_id_until_it_can(world: World, client: AsyncClient) -> None:
     """Its kind is unknown: it stops nothing. Readable again, it is judged as any other one, or as it was explained."""
+    history = world.service.make("disbursement", number(3), "900", created_at=world.utcnow() - timedelta(days=2)).id
     await begin(world, client)
     await world.pay(client, [order("disbursements")])
     rows = [world.service.make("disbursement", number(1), "5000", status="SUCCESS") for _ in range(2)]
     odd = {each.id for each in rows}
-    world.service.list = ListBehaviour(spell=lambda row: {**row, "amount": None} if row["id"] in odd else row)
+    hidden = {**{each: {"amount": None} for each in odd}, history: {"amount": None, "created_at": None}}
+    world.service.list = ListBehaviour(spell=lambda row: {**row, **hidden.get(row["id"], {})})
     await world.read(client)
     found = await client.payments.unclaimed()
-    assert {each.transaction_id for each in found} == odd
+    assert {each.transaction_id for each in found} == {*odd, history}
     assert {(str(each.type), int(each.amount), each.fits_key) for each in found} == {("unreadable", 0, None)}
     assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
     first, second = sorted(odd)

@@ -142,8 +142,11 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
 def _find_cut(walk: Walk, edges: Sequence[Sequence[PaymentRecord]]) -> Iterable[Difference]:
     """Return the difference of a list that hides more of its days than a time zone does: `to` may exclude its day."""
     first, last = (datetime.combine(each or walk.first_day, time(), UTC) for each in (walk.first_day, walk.last_day))
+    times = [row.created_at for row in walk.rows if row.created_at is not None]
+    is_empty, times = not times, times or [walk.began_at]  # then all are before, and one zone explains one edge
     before, after = ([query_for(each).sent_at for each in edge] for edge in edges)
-    is_empty = all(row.created_at is None for row in walk.rows)  # then all are before, and one zone explains one edge
+    before = [each for each in before if each < shift(min(times), -_MARGIN)]
+    after = [each for each in after if each > shift(max(times), _MARGIN)]
     ends = min(shift(last, _DAY), walk.began_at)
     hidden = max(before, default=first) - first, ends - min(before if is_empty else after, default=ends)
     if walk.is_complete and not walk.unreadable and (min if is_empty else max)(hidden) > _ZONES:

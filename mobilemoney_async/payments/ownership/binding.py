@@ -42,6 +42,7 @@ from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest
 from mobilemoney_async.payments.records.statements import CONFLICTS, OF_ACCOUNT
+from mobilemoney_async.payments.records.transaction_states import was_taken
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -290,7 +291,7 @@ class Binding:
         found = answer.transaction
         fit = match(query_for(record), found, ANY_FORM)
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
-        if fit is Match.NONE or is_other:
+        if (fit is Match.NONE and not was_taken(found, record.transaction)) or is_other:
             raise ForeignError(f"has transaction {record.transaction_id}, which is another one at the service")
         return "" if record.is_adopted else found.merchant_id or ""
 

@@ -33,7 +33,7 @@ from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
-from mobilemoney_async.payments.records.transaction_states import take_final_state
+from mobilemoney_async.payments.records.transaction_states import take_final_state, was_taken
 from mobilemoney_async.payments.records.unmatched import lines_of
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, valid_name
 
@@ -133,7 +133,8 @@ def _import_again(
     may_end = is_contradicted or (record.is_final and (is_unreadable or has_changed))
     if not (transaction.is_final and may_end):
         return record
-    if any(differences(transaction, record)) and not is_contradicted:
+    is_other = any(differences(transaction, record)) and not was_taken(transaction, record.transaction)
+    if is_other and not is_contradicted:
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
     take_final_state(journal, record, transaction, note=note, at=now)
     return journal.find(record.key) or record

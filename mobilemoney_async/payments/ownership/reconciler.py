@@ -22,6 +22,7 @@ from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import unmatched
+from mobilemoney_async.errors import APIError, ServerError
 from mobilemoney_async.payments.feed.feed import prune
 from mobilemoney_async.payments.ownership.comparison import RowClass, far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
@@ -144,13 +145,23 @@ class Reconciler:
     async def _look_in_whole_days(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
         clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
         spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
-        for days in date_ranges(spans):
+        # A service may refuse days of long ago: that is no reason to leave the latest payments unknown.
+        failure: APIError | None = None
+        for days in reversed([*date_ranges(spans)]):
             asked = {record.key: record for each in days.keys for record in clusters[each]}
             # Read before the listing: one that is confirmed absent during it needs another look.
             others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
-            walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            try:
+                walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            except APIError as exc:
+                if isinstance(exc, ServerError):
+                    raise
+                failure = exc
+                continue
             also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
             await self._judge(walk, [*asked.values(), *also], key, is_whole=True)
+        if failure is not None:
+            raise failure
 
     def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
         """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""

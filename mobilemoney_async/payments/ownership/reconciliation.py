@@ -375,7 +375,7 @@ def _next_look(
     was_searched = record.state is PaymentState.RELEASED or record.walks > 0
     if record.state in REUSABLE and (is_done or age < grace or (was_searched and age > _DAY)):
         return None
-    if cause is PaymentCause.NOT_WHOLE:
+    if cause is PaymentCause.NOT_WHOLE and not (record.state in REUSABLE and age > _DAY):
         return at + _AGAIN
     if age < grace:  # ever more rarely, but at its end
         return min(at + max(age, grace / 8), ended_at + grace)

@@ -164,9 +164,13 @@ class UnclaimedObserver:
         # On the service's clock.
         facts = RowFacts(merchant_id=merchant_id, began_at=shift(account.first_record_at, self._ahead))
         fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
+        readable = list[str]()
         for row in (each for each in new if each.id not in owned):
             line = lines.get(row.id)
-            if line is None or (_is_unreadable(line.shown) and line.shown.state == OPEN and not _is_unreadable(row)):
+            if line is not None and _is_unreadable(line.shown) and line.shown.state == OPEN and not _is_unreadable(row):
+                readable.append(row.id)
+                line = None
+            if line is None:
                 due_at = self._due_at(row, facts, now)
                 if due_at is not None:
                     fresh.append((row, due_at))
@@ -177,8 +181,8 @@ class UnclaimedObserver:
             else:
                 is_due = is_due or now >= line.due_at
                 self._store.remember(row.id, max(line.due_at, now))
-        if fresh or changed or is_due:
-            work = partial(self._record, account=account, fresh=fresh, changed=changed, now=now)
+        if fresh or changed or is_due or readable:
+            work = partial(self._record, account=account, fresh=fresh, changed=changed, readable=readable, now=now)
             await shielded(partial(self._write, work, now))  # once it is noted, a row is reported by this task or never
 
     @property
@@ -208,12 +212,14 @@ class UnclaimedObserver:
     def _record(
         self,
         journal: Journal,
+        *,
         account: sa.Row[Any],
         fresh: Sequence[tuple[Transaction, datetime]],
         changed: Sequence[Transaction],
+        readable: Sequence[str],
         now: datetime,
     ) -> _Recorded:
-        """Add lines for rows, each with when it is judged, and new states of others."""
+        """Add lines for rows, each with when it is judged, and new states of others; lines that are `readable` go."""
         for row in changed:
             number = international(row.phone_number)
             shown = None if number is None else digest(account.number_key, number)
@@ -225,9 +231,8 @@ class UnclaimedObserver:
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts()
-        if fresh:  # by now they can be read
-            is_fresh = _columns.transaction_id.in_([row.id for row, _ in fresh])
-            journal.delete_rows(unmatched, is_fresh, _columns.type == UNREADABLE, IS_OPEN)
+        if readable:
+            journal.delete_rows(unmatched, _columns.transaction_id.in_(readable), _columns.type == UNREADABLE, IS_OPEN)
         attempts, foreign, unkept = open_attempts(journal), list[datetime](), 0
         for row, due_at in fresh:
             like = find_attempt(journal, row, self._ahead)
@@ -326,7 +331,8 @@ class UnclaimedObserver:
         if not self._unreported or (self._quiet_until is not None and now < self._quiet_until):
             return
         some, self._unreported, self._quiet_until = self._unreported, [], now + _QUIET
-        stopping = sum(each.is_gap or self._store.sole_writer is True for each in some)
+        known = [each for each in some if not _is_unreadable(each)]
+        stopping = sum(each.is_gap or self._store.sole_writer is True for each in known)
         logger.warning(
             "no payment of account %r claims %d of the transactions at the service, of which %d may be paid twice%s: "
             "%s%s; see payments.unclaimed(), or mobilemoney payments unclaimed",

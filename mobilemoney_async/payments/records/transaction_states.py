@@ -17,7 +17,7 @@ from mobilemoney_async.contract.comparison import ERASED, differences, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import payments, unmatched
-from mobilemoney_async.database.serialization import dump
+from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import FinalStateChanged, Handler, emit
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -130,8 +130,14 @@ def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
     if transaction.merchant_id and row.account_merchant_id not in {None, "", transaction.merchant_id}:
         return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
     if any(differences(transaction, row)):
-        return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
+        known = None if row.transaction is None else load(Transaction, row.transaction)
+        return None if was_taken(transaction, known) else Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
     return None
+
+
+def was_taken(transaction: Transaction, known: Transaction | None) -> bool:
+    """Return whether a payment has ended with a transaction of these values, `known`, though it asked for others."""
+    return known is not None and not any(differences(transaction, known))
 
 
 # Final states that change
