@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,8 +18,6 @@ from mobilemoney_async.payments.records.next_steps import next_step
 from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from mobilemoney_async.payments.payouts.review import Queue
     from mobilemoney_async.payments.records.journal import Journal
 
@@ -52,7 +51,11 @@ def resume_queue(service: Service, *, yes: bool, with_batch: bool = False) -> No
 
     pause, account = _read(lambda journal: (find_pause(journal), journal.find_account()), service)
     if not pause.lasts:
-        say("payouts", f"the queue of account {find_store(service).account!r} is not paused")
+        said = f"the queue of account {find_store(service).account!r}"
+        if pause.is_over(datetime.now(UTC)):
+            say("payouts", f"{said} is not paused")
+        else:
+            say("payouts", f"{said} goes on by itself at {pause.until:%H:%M:%S} UTC: {copyable(pause.reason or '')}")
         return
     said = f"the queue is paused: {copyable(pause.reason or '')}"
     if account is not None and account.state is not None:  # it may hide a pause that nobody has been shown

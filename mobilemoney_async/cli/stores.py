@@ -102,7 +102,8 @@ async def require_tables(store: AccountStore) -> None:
 def queue_warnings(found: Overview) -> Iterator[str]:
     """Yield why nothing is sent from the queue, if a change of an operator's is needed."""
     if found.paused is not None:
-        yield f"the queue is paused: {copyable(found.paused)}"
+        until = "" if found.paused_until is None else f" until {found.paused_until:%H:%M:%S} UTC"
+        yield f"the queue is paused{until}: {copyable(found.paused)}"
     elif found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
 

@@ -129,6 +129,7 @@ class Overview(Data):
         has_poller: Whether a process follows the pending payments.
         has_dispatcher: Whether a process sends the queued payments.
         paused: Why nothing is sent from the queue, until someone resumes or for a while; None where it is sent.
+        paused_until: When it goes on by itself; None if someone has to resume it.
         is_stopped: Whether new payments wait until the store has been compared with its service.
         lag: From the final state by the service's clock to its being recorded, seconds: the median of the latest ones
             within the hour; None if there are none. No less than 0, though the clocks may differ.
@@ -153,6 +154,7 @@ class Overview(Data):
     has_poller: bool
     has_dispatcher: bool
     paused: str | None
+    paused_until: datetime | None
     is_stopped: bool
     lag: float | None
     requests: LimitUse | None
@@ -214,7 +216,8 @@ def _read(journal: Journal, now: datetime, shared: float, grace: float) -> Overv
         queue_done_at=done_at,
         has_poller="poller" in held,
         has_dispatcher="dispatcher" in held,
-        paused=None if pause.until is not None and pause.until <= now else pause.reason,
+        paused=None if pause.is_over(now) else pause.reason,
+        paused_until=None if pause.is_over(now) else pause.until,
         is_stopped=account is not None and (account.due_since or account.again_at) is not None,
         lag=_lag(journal, recent),
         requests=None

@@ -404,6 +404,7 @@ async def test_lines_of_a_batch_and_what_a_limit_holds_back_are_shown(reader: Re
                     await anyio.sleep(0.05)  # real time: it looks again until PATIENCE ends
     assert "Queue 1" in shown
     assert "The queue is paused : a disbursement of 999 TZS exceeds per_day of the disbursement limits" in shown
+    assert "It goes on by itself at " in shown and "Once the reason is gone" not in shown
     assert [each.amount for each in sandbox.transactions.values()] == ["600", "900"]
 
 

@@ -80,6 +80,7 @@ def overview_of(**changes: Any) -> Overview:
         "has_poller": True,
         "has_dispatcher": True,
         "paused": None,
+        "paused_until": None,
         "is_stopped": False,
         "lag": 3.2,
         "requests": LimitUse(used=57, limit=60, per_minute=60.0),
@@ -145,7 +146,9 @@ def test_what_keeps_payments_from_going_on_is_said() -> None:
         "no process sends the queued payments",
         "new payments may wait",
     ]
-    assert list(warnings(overview_of(has_dispatcher=False, paused="no float"))) == ["the queue is paused: no float"]
+    for until, when in ((None, ""), (NOON, " until 12:00:00 UTC")):
+        paused = overview_of(has_dispatcher=False, paused="no float", paused_until=until)
+        assert list(warnings(paused)) == [f"the queue is paused{when}: no float"]
     idle = overview_of(has_poller=False, has_dispatcher=False, pending=0, queued=0)
     assert list(warnings(idle)) == []
 

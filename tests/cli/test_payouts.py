@@ -23,6 +23,7 @@ from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.testing import run_virtual
 from tests.payments.tables import insert_line
 from tests.support.commands import Command, run, started
+from tests.support.databases import execute
 
 FILE = "phone_number,amount,employee\n+255780000789,850000,E1\n0681 234 502,620000,E2\n+255780000089,700000,E3\n"
 
@@ -347,7 +348,9 @@ def test_a_queue_without_a_batch_goes_on_too(folder: Path) -> None:
     assert "the float is empty" in ran.stderr
     run_virtual(partial(dispatch, pause=False))
     assert len(sandbox.transactions) == 1
-    assert "is not paused" in run("payouts", "status", "--resume", *flags).stderr
+    for year, said in (("2026", "is not paused"), ("2999", "goes on by itself at 12:05:30 UTC")):
+        execute(url, f"UPDATE mobilemoney_accounts SET paused = 'per_day', paused_until = '{year}-01-01 12:05:30'")
+        assert said in run("payouts", "status", "--resume", *flags).stderr
     run("accounts", "suspend", "default", "--note", "papers are late", *flags)
     suspended = run("payouts", "status", "--resume", "--yes", *flags)
     assert (suspended.exit_code, "accounts resume" in suspended.stderr) == (1, True)

@@ -64,6 +64,10 @@ class Pause:
         """Whether it lasts until someone resumes."""
         return self.reason is not None and self.until is None
 
+    def is_over(self, now: datetime) -> bool:
+        """Return whether there is none any more, or has been none."""
+        return self.reason is None or (self.until is not None and self.until <= now)
+
     def stops(self, kind: TransactionType) -> bool:
         """Return whether no payment of a type is sent until someone resumes."""
         return self.lasts and (not self.of_payouts or kind == TransactionType.DISBURSEMENT)
