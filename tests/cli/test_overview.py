@@ -105,8 +105,12 @@ def test_on_any_terminal_no_id_is_broken(width: int) -> None:
     """Each figure is there, nothing is wider than the terminal, and a key can be copied."""
     lines = drawn(overview_of(), width)
     text = " ".join(" ".join(lines).split())
-    commands = [line for line in lines if line.startswith("  mobilemoney payments explain ")]
-    assert [line.split()[3] for line in commands] == [STRANGER]
+    commands = [
+        line
+        for line in lines
+        if line.startswith(("  mobilemoney payments recover ", "  mobilemoney payments explain "))
+    ]
+    assert [line.split()[3] for line in commands] == [f"{KEY}={STRANGER}", STRANGER]
     lines = [line for line in lines if line not in commands]
     assert all(len(line) <= max(width, len(KEY) + 2 + len(STRANGER)) for line in lines)
     assert sum(len(line) > width for line in lines) <= 2  # ids that are longer than the terminal is wide
