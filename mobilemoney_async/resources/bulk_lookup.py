@@ -136,7 +136,7 @@ class BulkLookup:
     def _ended(self, transaction_id: str) -> None:
         if transaction_id in self._flying:  # cancelled, perhaps before it began
             self._flying.remove(transaction_id)
-            error = TransportError("the program has cancelled the task of this lookup", outcome="not_sent")
+            error = TransportError("the program has cancelled the task of this lookup")
             self._arrived.append(Lookup(transaction_id=transaction_id, error=error))
             self._arrival.send()
 

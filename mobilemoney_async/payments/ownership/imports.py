@@ -14,7 +14,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import differences, international, may_be_number, shift
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionType, is_final
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, StoreError
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
@@ -129,14 +129,13 @@ def _import_again(
     is_contradicted = record.cause is PaymentCause.OTHER_PAYMENT
     has_changed = record.cause is PaymentCause.CHANGED or record.status != transaction.status
     is_unreadable = record.transaction is None  # as written by an earlier version
-    transaction = attrs.evolve(transaction, type=record.type)
     may_end = is_contradicted or (record.is_final and (is_unreadable or has_changed))
-    if not (transaction.is_final and may_end):
+    if not (is_final(record.type, transaction.status) and may_end):
         return record
     is_other = any(differences(transaction, record)) and not was_taken(transaction, record.transaction)
     if is_other and not is_contradicted:
         raise _refused(f"transaction {transaction.id} is shown as another payment than {record.key!r}")
-    take_final_state(journal, record, transaction, note=note, at=now)
+    take_final_state(journal, record, attrs.evolve(transaction, type=record.type), note=note, at=now)
     return journal.find(record.key) or record
 
 

@@ -22,7 +22,7 @@ from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.leases import TaskLease, new_holder
 from mobilemoney_async.database.schema import unmatched
-from mobilemoney_async.errors import APIError, ServerError
+from mobilemoney_async.errors import APIError, TransactionNotFound
 from mobilemoney_async.payments.feed.feed import prune
 from mobilemoney_async.payments.ownership.comparison import RowClass, far_edge, is_of_lost_life
 from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
@@ -130,38 +130,53 @@ class Reconciler:
 
     async def _look(self, payments: Sequence[Due], key: str | None) -> None:
         """Look for payments: near their sends, where that may be enough, and then in whole days."""
-        left = {each.record.key: each for each in payments}
-        for cluster in _clusters(each.record for each in payments if not self._is_listed_whole(each, key)):
+        left, failures = {each.record.key: each for each in payments}, list[APIError]()
+        clusters = _clusters(each.record for each in payments if not self._is_listed_whole(each, key))
+        for cluster in reversed(clusters):
             windows = [query_for(record).window(None) for record in cluster]
             start = shift(min(start for start, _ in windows), self._store.clock_offset)
             end = shift(max(end for _, end in windows), self._store.clock_offset)
-            walk = await self._lister.near(start, end)
+            keys = {record.key for record in cluster}
+            walk = await self._read(self._lister.near(start, end), failures, is_asked=key in keys)
+            if walk is None:
+                left = {each: found for each, found in left.items() if each not in keys}
+                continue
             evidence, judged = await self._judge(walk, cluster, key)
             for record in judged:
                 if not _needs_whole_days(left[record.key], record, evidence):
                     del left[record.key]
-        await self._look_in_whole_days([each.record for each in left.values()], key)
+        await self._look_in_whole_days([each.record for each in left.values()], key, failures)
+        if failures and key is None:
+            raise failures[0]
 
-    async def _look_in_whole_days(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
+    async def _read(self, listing: Awaitable[Walk], failures: list[APIError], *, is_asked: bool) -> Walk | None:
+        """Return a listing, or None and add the failure: a service may refuse days of long ago.
+
+        That is no reason to leave later payments unknown, nor to refuse a create, unless its own was to be looked for.
+        """
+        try:
+            return await listing
+        except APIError as exc:
+            if is_asked or type(exc) not in {APIError, TransactionNotFound}:
+                raise
+            failures.append(exc)
+            return None
+
+    async def _look_in_whole_days(
+        self, payments: Sequence[PaymentRecord], key: str | None, failures: list[APIError]
+    ) -> None:
         clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
         spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
-        # A service may refuse days of long ago: that is no reason to leave the latest payments unknown.
-        failure: APIError | None = None
         for days in reversed([*date_ranges(spans)]):
             asked = {record.key: record for each in days.keys for record in clusters[each]}
             # Read before the listing: one that is confirmed absent during it needs another look.
             others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
-            try:
-                walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
-            except APIError as exc:
-                if isinstance(exc, ServerError):
-                    raise
-                failure = exc
+            listing = self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            walk = await self._read(listing, failures, is_asked=key in asked)
+            if walk is None:
                 continue
             also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
             await self._judge(walk, [*asked.values(), *also], key, is_whole=True)
-        if failure is not None:
-            raise failure
 
     def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
         """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""

@@ -228,11 +228,11 @@ class UnclaimedObserver:
             # One that was explained before any list had shown it gets all of that.
             journal.change_rows(unmatched, is_it, _columns.status == "", **values)
             journal.change_rows(unmatched, is_it, status=values["status"], number_digest=known)
+        if readable:
+            journal.delete_rows(unmatched, _columns.transaction_id.in_(readable), _columns.type == UNREADABLE, IS_OPEN)
         thin(journal, now)
         count, is_full = journal.count(unmatched, IS_OPEN, ~_columns.is_lost), False
         facts = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts()
-        if readable:
-            journal.delete_rows(unmatched, _columns.transaction_id.in_(readable), _columns.type == UNREADABLE, IS_OPEN)
         attempts, foreign, unkept = open_attempts(journal), list[datetime](), 0
         for row, due_at in fresh:
             like = find_attempt(journal, row, self._ahead)

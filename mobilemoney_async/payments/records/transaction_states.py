@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, differences, shift
+from mobilemoney_async.contract.comparison import ERASED, differences, international, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import payments, unmatched
@@ -137,7 +137,10 @@ def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
 
 def was_taken(transaction: Transaction, known: Transaction | None) -> bool:
     """Return whether a payment has ended with a transaction of these values, `known`, though it asked for others."""
-    return known is not None and not any(differences(transaction, known))
+    if known is None:
+        return False
+    known = attrs.evolve(known, phone_number=international(known.phone_number) or ERASED)  # as the service showed it
+    return not any(differences(transaction, known))
 
 
 # Final states that change
