@@ -88,7 +88,8 @@ def because(status: AccountStatus) -> str:
     """Return why an account is in its state, why its queue is paused, and its last failure."""
     is_said = status.note is not None or status.state is not AccountState.ACTIVE
     state = describe(status.state, status.note) if is_said else None
-    paused = None if status.paused is None else f"paused: {status.paused}"
+    until = "" if status.paused_until is None else f" until {status.paused_until:%H:%M:%S} UTC"
+    paused = None if status.paused is None else f"paused{until}: {status.paused}"
     failure = status.last_error if AccountNeed.FAILING in status.needs else None
     return "; ".join(filter(None, (state, paused, failure)))
 

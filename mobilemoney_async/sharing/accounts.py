@@ -109,6 +109,7 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
         note=row.state_note,
         state_at=row.state_at,
         paused=reason_of_pause(row.paused, account) if is_paused else None,
+        paused_until=row.paused_until if is_paused else None,
         last_error=row.error,
         last_error_at=row.error_at,
         needs=tuple(need for need, is_so in reasons if is_so),

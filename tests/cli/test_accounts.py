@@ -1,6 +1,7 @@
 """`mobilemoney accounts`: an operator finds the merchant that needs someone, and decides whether one may pay."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def test_the_list_names_who_needs_someone_and_why(url: str) -> None:
     assert [line.split()[0] for line in everything.splitlines()[1:]] == ["shop-1", "shop-2", "shop-3"]
     (row,) = json.loads(run("list", "--json", "--store", url).stdout)
     assert (row["account"], row["needs"], row["state"], row["unknown"]) == ("shop-2", ["unknown"], "ACTIVE", 1)
+
+
+def test_the_list_says_when_a_paused_queue_goes_on(url: str) -> None:
+    """By itself; without a time someone has to resume it."""
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    execute(url, accounts.update().values(paused="no float", paused_until=until))
+    assert f"paused until {until:%H:%M:%S} UTC: no float" in run("list", "--store", url, COLUMNS="200").stdout
+    shown = json.loads(run("list", "--json", "--store", url).stdout)
+    assert {datetime.fromisoformat(row["paused_until"]) for row in shown} == {until}
+    execute(url, accounts.update().values(paused_until=None))
+    assert "paused: no float" in run("list", "--store", url, COLUMNS="200").stdout
 
 
 def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:

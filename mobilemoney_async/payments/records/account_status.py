@@ -57,6 +57,7 @@ class AccountStatus(Data):
         unmatched: Transactions of the service that no payment claims and that are not explained.
         queued: Payments in the queue.
         paused: Why nothing is sent from the queue, by a dispatcher's or someone's decision; None where it is sent.
+        paused_until: When the queue goes on by itself, aware UTC; None if someone has to resume it.
         last_error: The last failure of a worker that served it, or None.
         last_error_at: Its time, aware UTC.
         needs: Why it needs someone, the most serious reason first; empty if it does not.
@@ -71,6 +72,7 @@ class AccountStatus(Data):
     unmatched: int
     queued: int
     paused: str | None
+    paused_until: datetime | None
     last_error: str | None
     last_error_at: datetime | None
     needs: Sequence[AccountNeed]
