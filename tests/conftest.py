@@ -16,6 +16,7 @@ Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
 - `once`: about files, documents or figures, which are the same on every Python.
 """
 
+import functools
 import gc
 import inspect
 import itertools
@@ -29,6 +30,7 @@ import pytest
 from hypothesis import settings
 
 import mobilemoney_async
+from mobilemoney_async.database import encryption
 from mobilemoney_async.testing import virtual_backend
 from tests.support import compiled, cost, watchdog
 from tests.support.scale import examples, left_to_other_runs, repetitions_of_costly_ones, spread
@@ -41,6 +43,8 @@ if os.environ.get("MOBILEMONEY_TESTS_WIRE") == "httpx2":
     over_httpx2()
 
 compiled.share()
+# Stretch each key once for all tests.
+encryption._scrypt = functools.cache(encryption._scrypt)
 _finished = itertools.count(1)
 _IS_LIMITED = bool(os.environ.get("MOBILEMONEY_TESTS_LIMIT"))
 

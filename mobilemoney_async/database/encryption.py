@@ -40,7 +40,7 @@ class TokenCipher:
     def __init__(self, account: str, key: str | bytes | Secret | None = None) -> None:
         key = hide_text(key)
         self._account = account
-        self._key = None if key is None else _key_bytes(key)
+        self._key = None if key is None else _Key(_key_bytes(key))
         self._aead: Any = None if key is None else _aead()
 
     def __repr__(self) -> str:
@@ -58,7 +58,10 @@ class TokenCipher:
         return other
 
     def name(self, email: str, password: Secret) -> str:
-        """Return the name of credentials, the same for the same key. Takes 0.1 s: call it in a thread, and once."""
+        """Return the name of credentials, the same for the same key. Takes 0.1 s: call it in a thread, and once.
+
+        With a key only the first call of all its accounts does.
+        """
         keys = self._keys
         if keys is None:
             salt = _join("credentials", self._account, email)
@@ -67,7 +70,7 @@ class TokenCipher:
         return "hmac:" + hmac.digest(keys[1], message, "sha256").hex()
 
     def name_token(self, token: Secret) -> str:
-        """Return the name of an issued token, which no one guesses. With a key, the first call takes 0.1 s."""
+        """Return the name of an issued token, which no one guesses. With a key, the first call may take 0.1 s."""
         message = _join("issued token", self._account, token.reveal())
         if self._keys is None:
             return "sha256:" + hashlib.sha256(message).hexdigest()
@@ -100,11 +103,22 @@ class TokenCipher:
         """AES-GCM under its key, and the key of HMAC."""
         if self._key is None:
             return None
-        stretched = _scrypt(self._key, _join("key", self._account), 64)
-        return self._aead(stretched[:32]), stretched[32:]
+        keys = hmac.digest(self._key.stretched, _join("key", self._account), "sha512")
+        return self._aead(keys[:32]), keys[32:]
 
     def _row(self, name: str) -> bytes:
         return _join("token", self._account, name)
+
+
+class _Key:
+    """Key of the merchant's, which is stretched once for all its accounts: a platform has thousands."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    @functools.cached_property
+    def stretched(self) -> bytes:
+        return _scrypt(self._value, _join("key"), 64)
 
 
 def _scrypt(password: bytes, salt: bytes, length: int) -> bytes:

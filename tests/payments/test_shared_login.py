@@ -5,6 +5,7 @@ with the others but the database.
 """
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import sys
@@ -32,7 +33,6 @@ from mobilemoney_async import (
     TokenSource,
 )
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.database import encryption
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump
@@ -49,22 +49,6 @@ from tests.support.talk import talk
 KEY = "a key of the merchant's"
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
-
-_real_scrypt = encryption._scrypt
-_stretched: dict[tuple[bytes, bytes, int], bytes] = {}
-
-
-@pytest.fixture(autouse=True)
-def scrypt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stretch each key once for all tests."""
-
-    def scrypt(password: bytes, salt: bytes, length: int) -> bytes:
-        what = (password, salt, length)
-        if what not in _stretched:
-            _stretched[what] = _real_scrypt(*what)
-        return _stretched[what]
-
-    monkeypatch.setattr(encryption, "_scrypt", scrypt)
 
 
 class Service:
@@ -792,7 +776,20 @@ async def test_a_row_that_was_tampered_with_is_no_token(virtual_workers: Workers
     assert await virtual_workers(service, key=KEY).token() == "token-2"
 
 
-@pytest.mark.slow
+def test_a_platform_stretches_its_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each of its thousands of accounts, whose names of credentials differ."""
+    stretched: list[str] = []
+
+    def scrypt(password: bytes, *, dklen: int, **others: object) -> bytes:
+        stretched.append("once")
+        return bytes(dklen)
+
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    platform = TokenCipher("platform", "a key that no other test has")
+    names = {platform.for_account(f"shop-{number}").name_token(Secret("token")) for number in range(100)}
+    assert (len(names), stretched) == (100, ["once"])
+
+
 def test_a_sealed_token_belongs_to_its_row() -> None:
     """A token that was copied into the row of another account or other credentials is not opened there."""
     one, other = TokenCipher("one", KEY), TokenCipher("other", KEY)
