@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from mobilemoney_async.database.column_types import UTCDateTime, Word
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.errors import StoreError
 
@@ -31,27 +31,6 @@ METADATA: sa.MetaData = sa.MetaData()
 
 Row: TypeAlias = sa.Row[Any]
 """Row of a table, or of the result of a statement."""
-
-
-class UTCDateTime(sa.types.TypeDecorator[datetime]):
-    """Aware UTC datetime, also in SQLite, which knows no time zones."""
-
-    impl: sa.types.TypeEngine[Any] | type[sa.types.TypeEngine[Any]] = sa.DateTime(timezone=True)
-    cache_ok: bool | None = True
-
-    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """Return the value for the database."""
-        if value is None:
-            return None
-        moment = value.astimezone(UTC)
-        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
-
-    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """Return the value of the database."""
-        if value is None or value.tzinfo is not None:
-            return value and value.astimezone(UTC)
-        # A merchant's own connection may read times so: only those that it shows may be wrong, not what is queued.
-        return value.replace(tzinfo=getattr(dialect, "zone_of_times", None) or UTC).astimezone(UTC)
 
 
 def _columns(kind: Any, *names: str, **options: Any) -> Iterator[sa.Column[Any]]:
@@ -117,7 +96,8 @@ IS_NEW: sa.TextClause = sa.text("number IS NULL")
 payments: sa.Table = _account_table(
     "payment_records",
     _key("key"),
-    *_texts("type", "phone_number", "amount", "extra_digest", "state", nullable=False),
+    *_texts("type", "phone_number", "amount", "extra_digest", nullable=False),
+    sa.Column("state", Word, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     *_times("created_at", "changed_at", nullable=False),
     *_times("sent_at", "stale_at", "ended_at"),
@@ -136,7 +116,8 @@ payments: sa.Table = _account_table(
     *_texts("code"),
     # Why it is open, and what that is about; the last complete listing that did not show it, and whether that showed
     # the payments around it; the time before which no other listing is worth its requests.
-    *_texts("cause", "about"),
+    sa.Column("cause", Word),
+    *_texts("about"),
     *_times("looked_at"),
     sa.Column("look_passed", sa.Boolean),
     *_times("next_look_at"),

@@ -297,7 +297,7 @@ def _minutes(journal: Journal, recent: sa.Subquery, now: datetime) -> list[Minut
     kind = (sa.extract("minute", columns.at), columns.state, columns.status)
     rows = journal.execute(
         sa.select(sa.func.min(columns.at).label("first_at"), *kind[1:], sa.func.count().label("number"))
-        .where(columns.state.in_([str(PaymentState.ACKNOWLEDGED), str(PaymentState.FINAL)]))
+        .where(columns.state.in_([PaymentState.ACKNOWLEDGED, PaymentState.FINAL]))
         .group_by(*kind)
     )
     counts: list[dict[str, int]] = [{} for _ in range(_MINUTES)]

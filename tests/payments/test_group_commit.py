@@ -17,11 +17,12 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.database import engine, prepared
+from mobilemoney_async.database.column_types import UTCDateTime
 from mobilemoney_async.database.connections import GROUP_THREADS, THREADS
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
 from mobilemoney_async.database.prepared import run_later
-from mobilemoney_async.database.schema import UTCDateTime, accounts, insert_missing, leases, payments
+from mobilemoney_async.database.schema import accounts, insert_missing, leases, payments
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.limiter import SharedLimiter

@@ -34,8 +34,8 @@ _columns = payments.c
 _ALL: sa.ColumnElement[bool] = sa.true()
 _MAY_HAVE_MOVED = sa.or_(
     _columns.state.in_(UNIDENTIFIED | {PaymentState.ACKNOWLEDGED}),
-    _columns.state.in_([str(PaymentState.REFUSED), str(PaymentState.QUEUED)]) & _columns.is_certain.is_(False),
-    (_columns.state == str(PaymentState.FINAL))
+    _columns.state.in_([PaymentState.REFUSED, PaymentState.QUEUED]) & _columns.is_certain.is_(False),
+    (_columns.state == PaymentState.FINAL)
     & ((_columns.status == str(TransactionStatus.SUCCESS)) | _columns.cause.is_not(None)),
 )
 # As text: exact on PostgreSQL, and on SQLite up to 63 bits.
@@ -119,7 +119,7 @@ def _find_lost(journal: Journal, numbers: Collection[str], at: datetime) -> Iter
 def _select(journal: Journal, at: datetime, *, queue: sa.ColumnElement[bool] = _ALL) -> sa.Select[Any]:
     """Return the disbursements that count now, and of those in the queue some."""
     is_soon = _columns.not_before.is_(None) | (_columns.not_before <= at + A_DAY)
-    is_queued = (_columns.state == str(PaymentState.QUEUED)) & is_soon & queue
+    is_queued = (_columns.state == PaymentState.QUEUED) & is_soon & queue
     counts = ((_columns.sent_at > at - A_DAY) & _MAY_HAVE_MOVED) | is_queued
     is_disbursement = _columns.type == str(TransactionType.DISBURSEMENT)
     return journal.select(payments).where(is_disbursement, counts)

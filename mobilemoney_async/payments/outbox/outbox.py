@@ -18,11 +18,11 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.states import TransactionType, require_type
+from mobilemoney_async.database.column_types import UTCDateTime
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     IS_QUEUED,
-    UTCDateTime,
     batches,
     changes,
     history,

@@ -13,12 +13,12 @@ from mobilemoney_async.arithmetic import exactly
 from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.column_types import UTCDateTime
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     IS_QUEUED,
     IS_UNIDENTIFIED,
     WAS_REFUSED_SOFTLY,
-    UTCDateTime,
     accounts,
     insert_missing,
     lives,
