@@ -29,6 +29,7 @@ from mobilemoney_async.payments.records.queries import IS_PENDING
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause
 from mobilemoney_async.payments.records.record import LISTINGS, PaymentRecord, PaymentState
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
+from mobilemoney_async.payments.records.statements import OF_ACCOUNT, OF_KEY
 
 # For how long a payment is looked for that was confirmed absent, or that a create has asked for; and one that was
 # refused without a code of the contract: every process may be down, or the list unreadable, for days.
@@ -76,13 +77,9 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
     after the grace period; those confirmed absent in the last day, once; and either of these two that a create has
     asked for within a day, without a result.
     """
-    here, conditions = _columns.account == journal.account, _conditions(now, grace)
-    is_due = sa.or_(*conditions).label("is_due")
-    statement = sa.select(payments, is_due, _is_listed_whole(now, grace).label("in_whole_days")).where(here)
-    parts = [statement.where(each) for each in conditions]
-    if key is not None:
-        parts.append(statement.where(_columns.key == key, sa.or_(*SEARCHABLE)))
-    rows = {row.key: row for part in parts for row in journal.execute(part)}
+    given = {**_times(now, grace), "of_account": journal.account, "of_key": key}
+    statements = (_DUE,) if key is None else (_DUE, _ASKED_FOR)
+    rows = {row.key: row for statement in statements for row in journal.execute(statement, given)}
     found = (Due(to_record(row), bool(row.is_due), bool(row.in_whole_days)) for row in rows.values())
     return sorted(found, key=lambda each: (each.record.created_at, each.record.key))
 
@@ -95,18 +92,17 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     """
     soon = now + _SOON
     is_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
-    unknown, absent, refused, released = _conditions(now, grace)
-    unidentified = sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, unknown, absent))
+    unidentified = sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, _UNKNOWN, _ABSENT))
     at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
-    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(IS_QUEUED, at_once))]
+    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, _REFUSED), (Work.DISPATCH, sa.and_(IS_QUEUED, at_once))]
     selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
-    for work, each in ((Work.FOLLOW, IS_PENDING), (Work.RECONCILE, released)):
+    for work, each in ((Work.FOLLOW, IS_PENDING), (Work.RECONCILE, _RELEASED)):
         # A scalar, which no database turns into a join with a million payments.
         first = sa.select(_columns.state).where(_columns.account == accounts.c.account, each).limit(1)
         selects.append((work, sa.select(accounts.c.account).where(first.scalar_subquery().is_not(None))))
-    found: dict[str, Work] = {}
+    found, times = dict[str, Work](), _times(now, grace)
     for work, statement in selects:
-        for account in connection.execute(statement).scalars():
+        for account in connection.execute(statement, times).scalars():
             found[account] = found.get(account, Work(0)) | work
     inactive = sa.select(accounts.c.account, accounts.c.state).where(accounts.c.state.is_not(None))
     late = sa.select(_columns.account).where(IS_QUEUED, _columns.not_after <= now).distinct()
@@ -148,41 +144,34 @@ def comparable(columns: Any) -> Sequence[sa.ColumnElement[bool]]:
     return columns.transaction_id.is_not(None), columns.attempt == 1, columns.extra_digest != UNKNOWN_EXTRA
 
 
-def _conditions(now: datetime, grace: float) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions of `due`, of which each has an index: unknown, absent, softly refused, released."""
-    a_day_ago, settled_at, is_time = now - _SEARCHED, now - timedelta(seconds=grace), _is_time(now)
-    is_asked_for = _columns.next_look_at.between(a_day_ago, now)
-    is_new_refusal = sa.and_(_columns.ended_at <= settled_at, _columns.walks == 0, is_time)
-    is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_time)
-    return [
-        sa.and_(_columns.state == PaymentState.UNKNOWN, sa.or_(is_time, _has_what_it_lacked(now, grace))),
-        sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= now - _COMPARED, is_time),
-        sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= now - _REMEMBERED, sa.or_(is_new_refusal, is_asked_for)),
-        sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(is_new_release, is_asked_for)),
-    ]
+def _times(now: datetime, grace: float) -> dict[str, datetime]:
+    """Return the times of the conditions."""
+    half = timedelta(seconds=grace / 2)
+    ago = {"settled_at": 2 * half, "half_ago": half, "a_day_ago": _SEARCHED, "a_week_ago": _COMPARED}
+    ago |= {"two_weeks_ago": 2 * _COMPARED, "a_month_ago": _REMEMBERED}
+    return {"now": now, **{name: now - span for name, span in ago.items()}}
 
 
-def _is_time(now: datetime) -> sa.ColumnElement[bool]:
-    return sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= now)
+def _time(name: str) -> sa.BindParameter[datetime]:
+    return sa.bindparam(name, type_=_columns.sent_at.type)
 
 
-def _has_what_it_lacked(now: datetime, grace: float) -> sa.ColumnElement[bool]:
+def _has_what_it_lacked() -> sa.ColumnElement[bool]:
     """Return the condition of an unknown payment that can be compared with others now: it lacked one before.
 
     The earlier one was unknown itself. A payment of the last week has no later one that is too far away.
     """
-    settled_at, half = now - timedelta(seconds=grace), timedelta(seconds=grace / 2)
     known = (_other.account == _columns.account, _other.type == _columns.type, *comparable(_other))
-    is_later = (_other.sent_at >= _columns.ended_at, _other.ended_at <= settled_at)
+    is_later = (_other.sent_at >= _columns.ended_at, _other.ended_at <= _time("settled_at"))
     is_earlier = (
-        _other.sent_at.between(now - 2 * _COMPARED, _columns.sent_at),
+        _other.sent_at.between(_time("two_weeks_ago"), _columns.sent_at),
         _other.ended_at <= _columns.sent_at,
         _other.changed_at > sa.func.coalesce(_columns.looked_at, _columns.ended_at),
     )
     return sa.and_(
-        _columns.sent_at >= now - _COMPARED,
+        _columns.sent_at >= _time("a_week_ago"),
         # Listings that are to count are some time apart.
-        sa.or_(_columns.walks == 0, _columns.walked_at <= now - half),
+        sa.or_(_columns.walks == 0, _columns.walked_at <= _time("half_ago")),
         sa.or_(
             sa.and_(_columns.cause == PaymentCause.NO_LATER, sa.exists().where(*known, *is_later)),
             sa.and_(
@@ -193,15 +182,40 @@ def _has_what_it_lacked(now: datetime, grace: float) -> sa.ColumnElement[bool]:
     )
 
 
-def _is_listed_whole(now: datetime, grace: float) -> sa.ColumnElement[bool]:
+def _is_listed_whole() -> sa.ColumnElement[bool]:
     """Return the condition of a payment that is looked for in whole days, if it is due.
 
     An unknown one has been looked for near its send before, after the grace period.
     """
-    lacks_nothing = sa.func.coalesce(_columns.cause, "").not_in(LACKS)
-    is_worth_it = sa.and_(_is_time(now), sa.or_(_columns.walks < LISTINGS, lacks_nothing))
-    is_worth_it = sa.or_(is_worth_it, _has_what_it_lacked(now, grace))
+    lacks_nothing = sa.func.coalesce(_columns.cause, "").not_in(sorted(LACKS))
+    is_worth_it = sa.and_(_IS_TIME, sa.or_(_columns.walks < LISTINGS, lacks_nothing))
     return sa.or_(
         _columns.state.not_in((PaymentState.UNKNOWN, PaymentState.ABSENT)),
-        sa.and_(_columns.state == PaymentState.UNKNOWN, _columns.walks > 0, is_worth_it),
+        sa.and_(
+            _columns.state == PaymentState.UNKNOWN,
+            _columns.walks > 0,
+            sa.or_(is_worth_it, _has_what_it_lacked()),
+        ),
     )
+
+
+def _selected(*where: Any) -> sa.Select[Any]:
+    is_due = sa.or_(*_CONDITIONS).label("is_due")
+    statement = sa.select(payments, is_due, _is_listed_whole().label("in_whole_days"))
+    return statement.where(_columns.account == OF_ACCOUNT, *where)
+
+
+_IS_TIME = sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= _time("now"))
+_IS_ASKED_FOR = _columns.next_look_at.between(_time("a_day_ago"), _time("now"))
+_IS_NEW_REFUSAL = sa.and_(_columns.ended_at <= _time("settled_at"), _columns.walks == 0, _IS_TIME)
+_IS_NEW_RELEASE = sa.and_(_columns.changed_at >= _time("a_day_ago"), _columns.looked_at.is_(None), _IS_TIME)
+
+# The conditions of `due`, of which each has an index.
+_CONDITIONS = _UNKNOWN, _ABSENT, _REFUSED, _RELEASED = (
+    sa.and_(_columns.state == PaymentState.UNKNOWN, sa.or_(_IS_TIME, _has_what_it_lacked())),
+    sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= _time("a_week_ago"), _IS_TIME),
+    sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= _time("a_month_ago"), sa.or_(_IS_NEW_REFUSAL, _IS_ASKED_FOR)),
+    sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(_IS_NEW_RELEASE, _IS_ASKED_FOR)),
+)
+_DUE = sa.union_all(*map(_selected, _CONDITIONS))
+_ASKED_FOR = _selected(_columns.key == OF_KEY, sa.or_(*SEARCHABLE))
