@@ -135,7 +135,7 @@ def select(
         where.append(_columns.created_at >= since)
     statement: Any = sa.select(payments).where(*where)
     order: Any = (_columns.created_at, _columns.key)
-    wanted = None if states is None else sorted({str(state) for state in states})
+    wanted = None if states is None else sorted(set(map(PaymentState, states)))
     if wanted == []:
         return []
     if phone_number is not None:
