@@ -25,7 +25,7 @@ async def pay(browser: httpx.AsyncClient, phone_number: str, order: str = ORDER)
 
 async def settled(browser: httpx.AsyncClient, order: str = ORDER) -> str:
     while (answer := await browser.get(f"/orders/{order}")).status_code == 202:
-        await anyio.sleep(1)
+        await anyio.sleep(5)
     await anyio.sleep(5)  # for the books
     return str(answer.json()["state"])
 

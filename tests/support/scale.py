@@ -13,8 +13,8 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 |---|---|---|---|
 | unset | all | all | `soak`, `nightly` |
 | `even` | asyncio with SQLite and trio with PostgreSQL, or one of two | about half | `fast`, `slow` |
-| `odd` | those that `even` leaves out | those that `even` leaves out | `coverage` |
-| `one` | one | all | `lowest`, `httpx2` |
+| `odd` | those that `even` leaves out | those that `even` leaves out | `lowest`, `slow` |
+| `one` | one | all | `httpx2` |
 """
 
 import itertools
