@@ -64,7 +64,12 @@ def redact(text: str, limit: int = 200) -> str:
 
 def shown_text(text: str) -> str:
     """Return a text of the service for people: a code in capitals as it is, any other redacted."""
-    return text if re.fullmatch(r"[A-Z_]*", text) else redact(text)
+    return text if is_code(text) else redact(text)
+
+
+def is_code(text: str) -> bool:
+    """Return whether a text of the service is a code in capitals, or empty."""
+    return re.fullmatch(r"[A-Z_]*", text) is not None
 
 
 def text_repr(text: str | None) -> str:

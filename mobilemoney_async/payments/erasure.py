@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.comparison import ERASED
@@ -44,16 +43,32 @@ from mobilemoney_async.payments.records.account_status import AccountState, Eras
 from mobilemoney_async.payments.records.account_store import WHOLE_ACCOUNT
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState, Source
-from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA, digest
+from mobilemoney_async.payments.records.rows import (
+    ENDS_IN_ERROR,
+    ERASED_EXTRA,
+    ERASED_TEXT,
+    UNKNOWN_EXTRA,
+    digest,
+    without_person,
+)
 
 # For how long a payment that was refused softly or released is compared with the list by its number.
 _COMPARED = timedelta(days=30)
 _MOST_NAMED = 20
 _columns = payments.c
-# In place of a text that may name someone.
-_ERASED = "erased"
+# An entry of the history with someone's note, or the text of an error. Other contradictions name a transaction.
+_IS_FREE = sa.or_(
+    history.c.source == str(Source.PERSON),
+    sa.and_(
+        history.c.source == str(Source.ANSWER),
+        sa.or_(
+            history.c.what.in_([each.value for each in ENDS_IN_ERROR]),
+            *((history.c.what == "contradiction") & history.c.detail.like(f"{each.value}:%") for each in ENDS_IN_ERROR),
+        ),
+    ),
+)
 # An unmatched transaction with a note, or the digits of its number.
-_IS_LEFT = sa.or_(unmatched.c.note.is_not(None), unmatched.c.shown_number.not_in(("", _ERASED)))
+_IS_LEFT = sa.or_(unmatched.c.note.is_not(None), unmatched.c.shown_number.not_in(("", ERASED_TEXT)))
 
 
 def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
@@ -167,17 +182,16 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         for row in journal.execute(closed.order_by(_columns.key).with_for_update()).all():
             values = {
                 "phone_number": marked,
-                "transaction": _without_number(Transaction, row.transaction),
-                "acknowledgement": _without_number(Acknowledgement, row.acknowledgement),
+                "transaction": _without_person(Transaction, row.transaction),
+                "acknowledgement": _without_person(Acknowledgement, row.acknowledgement),
                 # An imported payment stays one: its times are not of a request.
                 "extra_digest": UNKNOWN_EXTRA if row.extra_digest == UNKNOWN_EXTRA else ERASED_EXTRA,
             }
             journal.change(row.key, values | dict.fromkeys(("extra", "error", "about")))
             rows[payments.name] += 1
         marked_ones = journal.select(payments, _columns.key).where(_columns.phone_number == marked)
-        of_entry = (history.c.key.in_(marked_ones), history.c.detail != _ERASED)
-        of_person = history.c.source == str(Source.PERSON)  # others hold no number, as all texts of errors
-        rows[history.name] += journal.change_rows(history, *of_entry, of_person, detail=_ERASED)
+        of_entry = (history.c.key.in_(marked_ones), history.c.detail != ERASED_TEXT)
+        rows[history.name] += journal.change_rows(history, *of_entry, _IS_FREE, detail=ERASED_TEXT)
         of_line = batch_lines.c.phone_number == number
         # Their digest is of the numbers, under no key: with the rest of the batch one could try numbers.
         for batch in {line.batch for line in journal.rows(batch_lines, of_line)}:
@@ -196,11 +210,11 @@ def _erase_lines(
     journal: Journal, rows: Counter[str], of_line: sa.ColumnElement[bool], *of_changes: sa.ColumnElement[bool]
 ) -> None:
     """Replace numbers and notes of unmatched transactions, and the errors of their changes and others; count them."""
-    number = sa.case((unmatched.c.shown_number == "", ""), else_=_ERASED)
+    number = sa.case((unmatched.c.shown_number == "", ""), else_=ERASED_TEXT)
     rows[unmatched.name] += journal.change_rows(unmatched, of_line, _IS_LEFT, shown_number=number, note=None)
     ids = journal.select(unmatched, unmatched.c.transaction_id).where(of_line)
-    of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error != _ERASED)
-    rows[retries.name] += journal.change_rows(retries, *of_error, error=_ERASED)
+    of_error = (sa.or_(retries.c.name.in_(ids), *of_changes), retries.c.error != ERASED_TEXT)
+    rows[retries.name] += journal.change_rows(retries, *of_error, error=ERASED_TEXT)
 
 
 def _erase_of_lines(journal: Journal, name: str, at: datetime) -> Erasure:
@@ -215,8 +229,8 @@ def _has_lines(journal: Journal, name: str) -> bool:
     return journal.count(unmatched, unmatched.c.number_digest == name, _IS_LEFT) > 0
 
 
-def _without_number(kind: type[Any], text: str | None) -> str | None:
-    return None if text is None else dump(attrs.evolve(load(kind, text), phone_number=_ERASED))
+def _without_person(kind: type[Any], text: str | None) -> str | None:
+    return None if text is None else dump(without_person(load(kind, text)))
 
 
 def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Erasure:

@@ -31,7 +31,7 @@ from tests.payments.test_account_state import platform_of
 from tests.payments.test_misbehaving_list import SPELLINGS
 from tests.support.databases import execute
 from tests.support.fakes import NOON
-from tests.support.second_service import ListBehaviour
+from tests.support.second_service import ListBehaviour, error
 
 pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
 
@@ -399,6 +399,30 @@ async def test_an_erased_payment_is_paid_twice_only_by_its_own_number(
         report = await client.payments.audit(from_date=today, to_date=today)
     kinds = {strangers[str(each.transaction_id)]: str(each.kind) for each in report.differences}
     assert kinds == {number: "paid_twice" if number in twice else "unclaimed" for number in (NUMBER, OTHER)}
+
+
+async def test_texts_of_the_service_that_name_the_customer_go(sqlite_file_url: str) -> None:
+    """Of an answer, of a refusal in the history, and of a final state, also one that comes later; a code stays."""
+    world, order = make_world(sqlite_file_url), Order("order-1", "disbursements", NUMBER)
+    world.service.acknowledge = lambda row: {**row, "message": f"sent to {NAME}"}
+    async with world.client() as client:
+        refuse = error(403, "insufficient_permissions", f"{NAME} is barred")
+        await world.answered(client, order, lambda *_: refuse, made=False)
+        await world.pay(client, [order])
+        (payment,) = world.service.payments
+        payment.failure_reason = f"{NAME} has moved"
+        world.service.finish(payment, "FAILED")
+        await settle(client)
+        assert everything(sqlite_file_url).count(NAME) == 4  # the last in the message to pollers
+        await SQLStore(sqlite_file_url).erase(phone_number=NUMBER)
+        assert NAME not in everything(sqlite_file_url)
+        for state in ("SUCCESS", "FAILED"):
+            payment.status = state
+            await client.payments.recover({"order-1": payment.id}, note="asked the service")
+            assert NAME not in everything(sqlite_file_url)
+        record = await world.get(client, "order-1")
+        assert record.transaction is not None and record.transaction.failure_reason == "erased"
+        assert [each.detail for each in record.history[:4]] == ["attempt 1", "erased", "attempt 2", payment.id]
 
 
 @pytest.mark.parametrize("days", [0, 32])

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from mobilemoney_async.database.serialization import dump, load, load_amount, sh
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
+from mobilemoney_async.text import is_code
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -30,6 +31,16 @@ UNKNOWN_EXTRA = "?"
 
 ERASED_EXTRA = "erased"
 """The same of a payment whose number was erased: of few words, which one could try."""
+
+ERASED_TEXT = "erased"
+"""In place of a number, or of a text that may name someone."""
+
+ENDS_IN_ERROR: frozenset[PaymentEvent] = frozenset(
+    {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}
+)
+"""Events whose detail is the text of an error: it may be the service's, and name someone."""
+
+T = TypeVar("T", Transaction, Acknowledgement)
 
 # Columns that a record has as they are.
 _AS_THEY_ARE = (
@@ -185,7 +196,7 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
             "named_id": None,
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
-    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
+    if entry.event in ENDS_IN_ERROR:
         values["error"] = entry.detail and shorten(entry.detail)
     if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps the facts about its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
@@ -209,10 +220,22 @@ def _is_certain(entry: JournalEntry) -> bool:
 
 
 def as_kept(entry: JournalEntry, row: sa.Row[Any]) -> JournalEntry:
-    """Return an entry without the number that was erased from a payment's row meanwhile."""
-    if entry.acknowledgement is None or not row.phone_number.startswith(ERASED):
+    """Return an entry without what was erased from a payment's row meanwhile."""
+    if not row.phone_number.startswith(ERASED):
         return entry
-    return attrs.evolve(entry, acknowledgement=attrs.evolve(entry.acknowledgement, phone_number="erased"))
+    answer = entry.acknowledgement and without_person(entry.acknowledgement)
+    return attrs.evolve(
+        entry, acknowledgement=answer, detail=ERASED_TEXT if entry.event in ENDS_IN_ERROR else entry.detail
+    )
+
+
+def without_person(value: T) -> T:
+    """Return a value of the service without the number, and without the text that may name its owner."""
+    texts: dict[str, Any] = {"phone_number": ERASED_TEXT}
+    name = "failure_reason" if isinstance(value, Transaction) else "message"
+    if not is_code(getattr(value, name) or ""):
+        texts[name] = ERASED_TEXT
+    return attrs.evolve(value, **texts)
 
 
 def problem_of(entry: JournalEntry, row: sa.Row[Any]) -> str | None:

@@ -25,7 +25,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, Source
-from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns
+from mobilemoney_async.payments.records.rows import JournalEntry, reason_columns, without_person
 from mobilemoney_async.payments.records.statements import PAYMENTS, account_column
 from mobilemoney_async.payments.records.unmatched import end_word, explained
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -59,8 +59,9 @@ def record_seen(journal: Journal, transaction: Transaction, *, source: Source, a
         if mismatch is not None:
             return _hold_open(journal, row, mismatch, source=source, at=at)
         # The list may have its own word for the type, by which no state is known to be final.
-        number = "erased" if row.phone_number.startswith(ERASED) else transaction.phone_number
-        transaction = attrs.evolve(transaction, type=TransactionType(row.type), phone_number=number)
+        transaction = attrs.evolve(transaction, type=TransactionType(row.type))
+        if row.phone_number.startswith(ERASED):
+            transaction = without_person(transaction)
     if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
         return None
     if row.state == PaymentState.FINAL:
@@ -109,7 +110,7 @@ def take_final_state(
     """Take the final state that the service shows now for a payment's transaction, which had another one or none."""
     status = str(transaction.status)
     if record.phone_number.startswith(ERASED):
-        transaction = attrs.evolve(transaction, phone_number="erased")
+        transaction = without_person(transaction)
     values: dict[str, Any] = {"state": PaymentState.FINAL, "status": status, "transaction": dump(transaction)}
     values |= {"changed_at": at, "error": None, **reason_columns(None)}
     change = (PaymentEvent.FINISH, PaymentState.FINAL, status)
