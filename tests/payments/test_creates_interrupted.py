@@ -476,6 +476,21 @@ class TestOutage:
         assert world.happened()[:2] == ["sent", "acknowledged"]
         assert world.sent == 2
 
+    async def test_behind_a_lock_after_the_answer(self, sqlite_file_url: str) -> None:
+        """No caller waits again and again for a lock, ten seconds each time; the answer is kept as above."""
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
+
+            async def lock(request: httpx.Request) -> None:
+                outage.slow = 10
+
+            world.line.after = lock
+            began = anyio.current_time()
+            with pytest.raises(OutcomeUnknown):
+                await create(client)
+            assert anyio.current_time() - began < 15
+            outage.slow, outage.fails = 0, never
+            assert world.made == [(await create(client)).transaction_id]
+
     async def test_after_the_loss(self, sqlite_file_url: str) -> None:
         """A loss that cannot be recorded is kept, and is found out as soon as the database is back."""
         async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):

@@ -68,8 +68,10 @@ from mobilemoney_async.tasks import monotonic, shielded
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds between attempts to record an answer while the database is away.
+# Seconds between attempts to record an answer while the database is away; none begins after ten of them, as behind a
+# lock: the answer is safe in the buffer, and the caller waits for it.
 _SAVE_PAUSES = (0.1, 0.5, 1.0)
+_SAVE_LIMIT = 10.0
 _EVENTS: Mapping[CallOutcome, PaymentEvent] = {
     "not_sent": PaymentEvent.FAIL_UNSENT,
     "refused": PaymentEvent.REFUSE,
@@ -215,11 +217,12 @@ class RecordedAttempts:
         entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)
         # In the buffer before the first attempt to write it, so that no interruption loses it.
         self.store.keep(entry)
+        until = anyio.current_time() + _SAVE_LIMIT
         for pause in (*_SAVE_PAUSES, None):
             try:
                 await self.store.save(entry)
             except StoreError:
-                if pause is None or not self.store.is_kept(entry):
+                if pause is None or not self.store.is_kept(entry) or anyio.current_time() + pause > until:
                     raise
                 await anyio.sleep(pause)
             else:
