@@ -193,7 +193,8 @@ class Payments(PaymentBook):
             note: The reason and your name; kept in the payment's history.
 
         Returns:
-            The payment as it is now, with the `candidates` that are left: this word says nothing of them.
+            The payment as it is now, with the `candidates` that are left: this word says nothing of them. One that is
+            this transaction already stays as it is.
 
         Raises:
             InvalidRequest: An argument is blank.
@@ -208,6 +209,9 @@ class Payments(PaymentBook):
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
 
         def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
+            record = journal.find(key, lock=True)
+            if record is not None and record.transaction_id == transaction.id:  # by the same word of another, say
+                return with_fitting(journal, record)
             done = assign(journal, lock_unresolved(journal, key, now), transaction, note=note, now=now)
             return done if isinstance(done, StoreError) else with_fitting(journal, done)
 

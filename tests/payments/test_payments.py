@@ -328,11 +328,15 @@ async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) 
 
 @pytest.mark.real_time
 async def test_a_transaction_belongs_to_one_payment(sqlite_file_url: str) -> None:
-    """A transaction of another payment cannot be given to a second one, nor can a known payment be changed."""
+    """A transaction of another payment cannot be given to a second one, nor can a known payment be changed.
+
+    Who says the same as someone before gets the payment.
+    """
     world = make_world(sqlite_file_url)
     async with world.client() as client, make_other(world) as other:
         ours, theirs = await lose_among_others(world, client, other)
-        await client.payments.identify("order-1", ours, note="yes")
+        for note in ("yes", "yes, says another"):
+            assert (await client.payments.identify("order-1", ours, note=note)).transaction_id == ours
         with pytest.raises(StoreError, match="not unknown or absent"):
             await client.payments.identify("order-1", theirs, note="no")
         world.sandbox.script(faults.drop(processed=False), on="c2b")
