@@ -15,8 +15,8 @@ from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.feed.changes import number_changes
-from mobilemoney_async.payments.feed.consumers import ConsumerState, forget_consumer, list_consumers
-from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges
+from mobilemoney_async.payments.feed.consumers import ConsumerState, list_consumers
+from mobilemoney_async.payments.feed.feed import ChangePages, ConsumerChanges, forget_unread
 from mobilemoney_async.payments.outbox.outbox import cancel, enqueue, hold, read_order
 from mobilemoney_async.payments.ownership.reconciliation import look_again, lose_stale
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed, with_fitting
@@ -394,11 +394,9 @@ class PaymentBook:
 
         Raises:
             InvalidRequest: The name is blank.
-            StoreError: There is no such consumer.
+            StoreError: There is no such consumer, or a process reads as it, or did in the last minute and was killed.
         """
-        consumer = require_name("name", name)
-        if not await self._store.write(lambda journal: forget_consumer(journal, consumer)):
-            raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
+        await forget_unread(self._store, require_name("name", name))
 
 
 def lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:

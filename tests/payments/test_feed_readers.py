@@ -14,13 +14,14 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, SQLStore, StoreError
-from mobilemoney_async.database.schema import changes
+from mobilemoney_async.database.schema import changes, consumers
 from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import run_virtual
 from tests.payments.service import PHONE_NUMBER, World, make_world, on_asyncio, write
+from tests.support.databases import execute
 from tests.support.patience import PATIENCE
 
 
@@ -396,12 +397,17 @@ async def test_a_parked_change_may_be_done_after_all(client: AsyncClient, feed: 
     assert await rest(client) == "a"
 
 
-async def test_a_consumer_that_is_forgotten_under_its_reader_is_not_made_again(client: AsyncClient) -> None:
-    """It would begin behind the change that wakes the reader, and nobody would hear of that payment."""
+async def test_a_consumer_that_is_read_is_not_forgotten(client: AsyncClient, sqlite_file_url: str) -> None:
+    """It would begin behind the change that wakes the reader, and nobody would hear of that payment.
+
+    So one that is missing all the same is not made again.
+    """
     async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
         await enqueue(client, "a")
         await (await anext(feed)).done()
-        await client.payments.forget_consumer("books")
+        with pytest.raises(StoreError, match="a process reads as consumer 'books'"):
+            await client.payments.forget_consumer("books")
+        execute(sqlite_file_url, consumers.delete())
         await enqueue(client, "b")
         with pytest.raises(StoreError, match="no consumer 'books'"):
             await anext(feed)

@@ -24,7 +24,7 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.clock import Holder
 from mobilemoney_async.database.engine import Clock
-from mobilemoney_async.database.leases import change_lease
+from mobilemoney_async.database.leases import change_lease, new_holder
 from mobilemoney_async.database.schema import Row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import ChangeParked, Handler, emit
@@ -40,7 +40,7 @@ from mobilemoney_async.payments.feed.changes import (
     prune_changes,
     read_changes,
 )
-from mobilemoney_async.payments.feed.consumers import MOST_TRIES, ConsumerTable, Delivery
+from mobilemoney_async.payments.feed.consumers import MOST_TRIES, ConsumerTable, Delivery, forget_consumer
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
@@ -403,6 +403,25 @@ async def prune(store: AccountStore, utcnow: Callable[[], datetime]) -> None:
 
     while after is not None:
         after = await store.decide(work, utcnow)
+
+
+async def forget_unread(store: AccountStore, consumer: str) -> None:
+    """Delete a consumer as which nobody reads; raise `StoreError` if somebody does, or if there is none.
+
+    Its reader would begin anew, behind changes that it has not handled.
+    """
+    me = new_holder(None)
+
+    def forget(connection: sa.Connection, clock: Clock) -> None:
+        change = partial(change_lease, connection, store.account, _lease_name(consumer), by=me, clock=clock)
+        if not change(ttl=_LEASE):
+            said = f"a process reads as consumer {consumer!r}, or was killed a moment ago: end it, or wait a minute"
+            raise StoreError(said, outcome="not_sent")
+        change(ttl=None)
+        if not forget_consumer(Journal(connection, store.account), consumer):
+            raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
+
+    await store.database.timed(forget, durable=True)
 
 
 async def leave_consumers(store: AccountStore, *holders: str, is_closed: bool = False) -> None:
