@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import (
+    AccountSuspended,
     AsyncClient,
     DisbursementLimits,
     Erasure,
@@ -247,6 +248,8 @@ async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> Non
         assert (await neighbour.payments.list())[0].phone_number == NUMBER
         with pytest.raises(StoreError, match="removed"):
             await pay(client, key="new")
+        with pytest.raises(AccountSuspended, match="removed"):
+            await client.payouts.propose(f"phone_number,amount\n{NUMBER},3\n", name="wages", by="asha")
         assert [each.state for each in await client.payments.list()] == [PaymentState.FINAL] * 2
     async with platform_of(Sandbox(), store_url) as merchants:
         with pytest.raises(StoreError, match="account 'shop-1' was erased: its merchant needs another account"):

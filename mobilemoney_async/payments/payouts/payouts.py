@@ -43,7 +43,8 @@ from mobilemoney_async.payments.payouts.queries import (
 from mobilemoney_async.payments.payouts.retry import find_open, make_retry, replace, transactions_of
 from mobilemoney_async.payments.payouts.review import duplicates_of, find_batch, lines_to_queue
 from mobilemoney_async.payments.payouts.rows import Rows, read_rows, warnings_of
-from mobilemoney_async.payments.records.account_store import AccountStore
+from mobilemoney_async.payments.records.account_status import AccountState
+from mobilemoney_async.payments.records.account_store import AccountStore, suspended
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentRequest, PaymentState
 from mobilemoney_async.payments.records.transaction_states import compare_final_states
@@ -87,6 +88,7 @@ class Payouts:
 
         Raises:
             InvalidRequest: An argument is invalid, or rows are: it names their lines. Or the extra is missing.
+            AccountSuspended: The account is removed.
         """
         hidden = Fields(rows)
         del rows
@@ -94,6 +96,9 @@ class Payouts:
         read = read_rows(hidden, local_numbers=local_numbers, columns=columns)
 
         def record(journal: Journal, now: datetime) -> PayoutBatch:
+            account = journal.find_account()
+            if account is not None and account.state == AccountState.REMOVED:  # and erased, perhaps
+                raise suspended(journal.account, account.state, account.state_note)
             made = insert_batch(journal, read, name=title, by=proposer, at=now)
             return find_batch(journal, made, now, self._limits)
 
