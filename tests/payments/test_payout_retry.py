@@ -29,8 +29,9 @@ from mobilemoney_async.events import FinalStateChanged
 from mobilemoney_async.payments.payouts.payouts import Payouts
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, World, lose_answer, make_world, number
+from tests.payments.service import on_asyncio
 from tests.support.scale import soak
-from tests.support.second_service import Payment, error
+from tests.support.second_service import ListBehaviour, Payment, error
 
 pytestmark = pytest.mark.anyio
 
@@ -319,6 +320,32 @@ async def test_a_line_whose_number_was_erased_stays_out(world: World, client: As
     await SQLStore(world.url).erase(phone_number=number(0))
     retry = await client.payouts.retry(batch.id, by="Asha")
     assert (retry.lines, dict(retry.left_out)) == (2, {1: "its phone number was erased"})
+
+
+@on_asyncio
+@pytest.mark.parametrize(
+    ("hours", "is_retried"), [(-30, False), (-0.5, False), pytest.param(3, True, marks=pytest.mark.slow)]
+)
+async def test_a_line_that_was_paid_at_the_dashboard_stays_out(
+    sqlite_file_url: str, hours: float, is_retried: bool
+) -> None:
+    """Once that is imported, wherever the service's clock is, and also if it was made before a retry that failed."""
+    world = make_world(sqlite_file_url)
+    world.service.utcnow = lambda: world.utcnow() + timedelta(hours=hours)
+    async with world.client() as client:
+        batch = await approved(client, await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        made = world.service.make("disbursement", number(0), "1000", status="SUCCESS")
+        world.service.list = ListBehaviour(hide=lambda payment: payment is made)
+        await anyio.sleep(2 * 86_400)
+        if is_retried:
+            await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+            await send(client)
+            await settle(world, client)
+        await client.payments.recover({"book-1": made.id}, note="Asha: paid by hand")
+        with pytest.raises(StoreError, match="payment 'book-1', which was imported, may have paid it"):
+            await client.payouts.retry(batch.id, by="Asha")
 
 
 @BOTH

@@ -6,19 +6,18 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import ERASED, differences
+from mobilemoney_async.contract.comparison import ERASED, differences, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import Row, batch_lines, batches, payments, unmatched
 from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.ownership.comparison import CLOCKS
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, keys_of, total_of
 from mobilemoney_async.payments.records.journal import Journal
@@ -37,6 +36,9 @@ PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 # Columns that a batch has as they are.
 _PEOPLE = ("proposed_by", "proposed_at", "approved_by", "approved_at", "cancelled_by", "cancelled_at")
 _AS_THEY_ARE = ("id", "name", "digest", "state", "lines", *_PEOPLE)
+
+# How much older than a line, by either clock, what may have paid it is shown at most: the service's may be set.
+_CLOCKS = timedelta(days=1)
 
 
 def nothing_changed(reason: str) -> StoreError:
@@ -212,8 +214,8 @@ def find_obstacles(
 ) -> dict[str, str]:
     """Return which lines cannot be paid again, each with the reason.
 
-    After a backup was restored, a line stays out if a payment like it was imported, is lost or was explained since it
-    failed: a retry that the store has forgotten may have paid it.
+    A line stays out if a payment like it was imported, is lost or was explained since its first payment was made: by a
+    retry that a restored store has forgotten, or at the dashboard, it may be paid.
 
     Args:
         journal: The store.
@@ -222,21 +224,22 @@ def find_obstacles(
         shown: The transactions of the payments, as the service shows them now, by id; None if nothing was looked up.
     """
     why = {key: found for key in new if (found := _obstacle_now(chains.get(key, ()), shown)) is not None}
-    last = {key: chains[key][-1] for key in new if key not in why}
-    since = min((row.created_at for row in last.values()), default=None)
+    starts = {key: _start(chains[key]) for key in new if key not in why}
+    since = min(starts.values(), default=None)
     if since is None:
         return why
     columns, table = payments.c, unmatched.c
-    imported = journal.rows(payments, columns.extra_digest == UNKNOWN_EXTRA, columns.created_at > since - CLOCKS)
-    is_said, is_young = table.is_lost | table.explained_at.is_not(None), table.created_at > since - CLOCKS
+    imported = journal.rows(payments, columns.extra_digest == UNKNOWN_EXTRA, columns.created_at > since)
+    is_said, is_young = table.is_lost | table.explained_at.is_not(None), table.created_at > since
     lines = find_unmatched(journal, ~IS_OWNED, MAY_HAVE_PAID, is_said, table.created_at.is_(None) | is_young)
     amounts = {Decimal(row.amount) for row in imported} | {line.shown.amount for line in lines}
     secret = journal.number_key()
-    for key, row in last.items():
+    for key, start in starts.items():
+        row = chains[key][-1]
         if Decimal(row.amount) not in amounts:
             continue
         own, forms = {new[key], *(each.key for each in chains[key])}, kept_forms(journal, [row.phone_number])
-        start, kind, record = row.created_at - CLOCKS, (row.type, Decimal(row.amount)), to_record(row)
+        kind, record = (row.type, Decimal(row.amount)), to_record(row)
         for other in imported:
             may_have_paid = other.status not in FAILED or other.cause is not None
             is_like = (other.type, Decimal(other.amount)) == kind and other.phone_number in forms
@@ -248,6 +251,12 @@ def find_obstacles(
                 command = command_line(*recover(new[key], line.id, ("--note", "TEXT")))
                 why[key] = f"transaction {line.id} may have paid it: if it did, {command}"
     return why
+
+
+def _start(chain: Sequence[Row]) -> datetime:
+    """Return since when, on the service's clock, something may have paid a line: a refused payment shows only ours."""
+    shown = (record.transaction and record.transaction.created_at for record in map(to_record, chain))
+    return shift(min([*(row.created_at for row in chain), *filter(None, shown)]), -_CLOCKS)
 
 
 def _obstacle_now(chain: Sequence[Row], shown: Mapping[str, Transaction] | None) -> str | None:

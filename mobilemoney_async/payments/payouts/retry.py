@@ -5,8 +5,9 @@ has made in its place (``next_key``). That is written in the transaction that qu
 the old payment's row, if the old payment has failed for certain and names none yet. From then on the old key is used
 up: neither a create, nor another batch with the same keys, nor another retry can use it. The transactions of the old
 payments are looked up before the proposal, and before the approval: a failed one may have turned to SUCCESS. One that
-does so later stops the new payment as it begins (`Journal.repeated`). A restored backup has forgotten the retries made
-since: a line stays out if a payment like it was imported, is lost or was explained since it failed (`find_obstacles`).
+does so later stops the new payment as it begins (`Journal.repeated`). A restored backup has forgotten retries, and
+staff pay at the dashboard: a line stays out if a payment like it was imported, is lost or was explained since its first
+one was made (`find_obstacles`).
 
 Critical sections: the parent's row is locked while its retry is made, so that two people get one. The rows of the old
 payments are locked, in the order of their keys, while the retry is approved.
