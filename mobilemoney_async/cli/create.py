@@ -225,10 +225,13 @@ class Payment:
         answer, state = self._answer, shown_text(str(self._answer.status_code))
         if not self._was_attempted:
             say(request.command, "this key has been used before: nothing was sent, and this is that payment")
-            if not is_followed:
-                await self._read_record(client)
-                if self._record is not None and self._record.status is not None:
-                    state = shown_text(str(self._record.status))  # later than the acknowledgement
+            await self._read_record(client)
+            record = self._record
+            if record is not None and record.is_contradicted:
+                show = arguments("payments", "show", record.key, options=self._service.store_flags)
+                say(request.command, f"{record.reason}: {command_line(*show)}")
+            if not is_followed and record is not None and record.status is not None:
+                state = shown_text(str(record.status))  # later than the acknowledgement
         self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
         self._print(
             "acknowledged",

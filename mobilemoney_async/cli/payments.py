@@ -431,5 +431,6 @@ def _print_next_step(
 
 def _state(record: PaymentRecord) -> str:
     status = f" {shown_text(record.status)}" if record.status is not None else ""
-    cause = f", {record.cause.lower()}" if record.cause is not None and record.state is PaymentState.QUEUED else ""
+    is_said = record.state is PaymentState.QUEUED or record.is_contradicted
+    cause = f", {record.cause.lower()}" if record.cause is not None and is_said else ""
     return f"{record.state}{status}{cause}{', ambiguous' if record.is_ambiguous else ''}"

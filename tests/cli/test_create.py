@@ -2,8 +2,10 @@
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -273,6 +275,21 @@ class TestStore:
         assert "another key" not in refused.stderr
         assert run(*command[:2], "1800", *command[3:]).stderr.endswith("; another payment needs another key\n")
         assert len(sandbox.transactions) == 1
+
+    @pytest.mark.slow
+    def test_one_that_has_turned_is_named(self, sandbox: Sandbox, url: str, store: str) -> None:
+        """Where the service shows another final state than before, the table and the same command say so."""
+        command = ["disburse", "+255780000089", "2500", "--key", "order-8", "--base-url", url, "--store", store]
+        assert run(*command).exit_code == 5
+        (payment,) = sandbox.transactions.values()
+        with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as database, database:
+            database.execute("UPDATE mobilemoney_payment_records SET cause = 'CHANGED', about = 'SUCCESS'")
+        said = f"the service shows its final state as SUCCESS now: mobilemoney payments show order-8 --store {store}\n"
+        for waits in ([], ["--no-wait"]):
+            again = run(*command, *waits)
+            assert again.exit_code == 5 and again.stderr.endswith(said), again.stderr
+        assert "FINAL FAILED, changed" in run("payments", "list", "--store", store).stdout
+        assert list(sandbox.transactions) == [payment.id]
 
     @pytest.mark.costly("runs lines of cli/create.py that no quick test runs")
     def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:

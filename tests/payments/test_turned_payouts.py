@@ -30,14 +30,20 @@ async def fail(world: World, client: AsyncClient, *keys: str) -> None:
         await anyio.sleep(MINUTE)
 
 
-async def retry_failed(world: World, client: AsyncClient) -> tuple[PayoutBatch, PayoutBatch]:
-    """Let the payout of a batch fail; return the batch, and its retry, which is approved."""
+async def fail_batch(world: World, client: AsyncClient) -> PayoutBatch:
+    """Let the payout of a batch fail, and return the batch."""
     batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
     await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
     async with client.dispatcher():
         await anyio.sleep(3)
     world.service.finish(world.service.payments[0], "FAILED")
     await settle(client)
+    return batch
+
+
+async def retry_failed(world: World, client: AsyncClient) -> tuple[PayoutBatch, PayoutBatch]:
+    """Let the payout of a batch fail; return the batch, and its retry, which is approved."""
+    batch = await fail_batch(world, client)
     retry = await client.payouts.retry(batch.id, by="Asha")
     await client.payouts.approve(retry.id, by="Juma", digest=retry.digest)
     return batch, retry
@@ -54,6 +60,20 @@ async def turn(world: World, client: AsyncClient) -> None:
 async def stopped_by(world: World, client: AsyncClient, key: str) -> Any:
     answer = await world.attempt(client, Order(key, "disbursements", number(1)))
     return answer.other_key if isinstance(answer, DuplicateSuspected) else answer
+
+
+async def test_whoever_looks_at_a_line_that_has_turned_is_told(sqlite_file_url: str) -> None:
+    """In the report, and before the approval of a batch that would pay it once more, or under its key."""
+    world, said = make_world(sqlite_file_url), "the service shows its final state as SUCCESS now"
+    async with world.client() as client:
+        batch = await fail_batch(world, client)
+        await turn(world, client)
+        (line,) = await client.payouts.report(batch.id)
+        assert (line.state, line.reason) == ("FAILED", said)
+        for note, fate in (({}, f"it is not made again, and {said}"), ({"note": "corrected"}, f", and {said}")):
+            row = {"phone_number": number(1), "amount": 5000}
+            again = await client.payouts.propose([row | note], name="x", by="Asha")
+            assert "FAILED since" in again.duplicates[1] and again.duplicates[1].endswith(fate)
 
 
 @pytest.mark.slow

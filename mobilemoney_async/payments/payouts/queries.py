@@ -348,4 +348,5 @@ def _reason(key: str, chain: Sequence[Row], batch: str) -> str | None:
 
 def _why(row: Row) -> str | None:
     record = to_record(row)
-    return record.reason or record.error if record.transaction is None else record.transaction.failure_reason
+    # The reason first: a final payment has one if the service shows another end now.
+    return record.reason or (record.error if record.transaction is None else record.transaction.failure_reason)

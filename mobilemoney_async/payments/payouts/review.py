@@ -35,6 +35,7 @@ from mobilemoney_async.payments.payouts.queries import (
 from mobilemoney_async.payments.payouts.rows import warnings_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import select_among
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.payments.records.unmatched import kept_forms
 
@@ -185,7 +186,7 @@ def duplicates_of(journal: Journal, lines: Sequence[Row], used: Mapping[str, Row
             found[each.line] = f"line {earlier} pays the same amount to the same number"
         elif other is not None:
             said = f"payment {other.key!r} of the same amount to the same number"
-            found[each.line] = f"{said} is {line_state(other)} since {other.changed_at:%Y-%m-%d}"
+            found[each.line] = f"{said} is {line_state(other)} since {other.changed_at:%Y-%m-%d}{_doubt(other)}"
         elif kind in proposed:
             found[each.line] = f"{proposed[kind]} pays the same amount to the same number"
         elif namesake != each.line:
@@ -197,6 +198,8 @@ def _fate(own: Row) -> str:
     """Return what an approval makes of a line that has its payment already."""
     if own.state == PaymentState.RELEASED:
         return released_step(own)
+    if doubt := _doubt(own):
+        return f"it is not made again{doubt}"
     if own.state == PaymentState.FINAL and own.status != TransactionStatus.SUCCESS:
         return "it is not made again, but by a retry of its batch"
     if own.state == PaymentState.CANCELLED:
@@ -204,20 +207,26 @@ def _fate(own: Row) -> str:
     return "it is made once"
 
 
+def _doubt(row: Row) -> str:
+    """Return that the service shows another end of a final payment now, after a comma, or nothing."""
+    is_doubtful = row.state == PaymentState.FINAL and row.cause is not None
+    return f", and {Reason(PaymentCause(row.cause), row.about)}" if is_doubtful else ""
+
+
 def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], Row]:
     """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
     columns = payments.c
-    names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
+    names = ("key", "phone_number", "amount", "state", "status", "changed_at", "cause", "about")
     has_failed = (columns.state == PaymentState.FINAL) & (columns.status != str(TransactionStatus.SUCCESS))
     was_refused = (columns.state == PaymentState.REFUSED) & columns.is_certain
     made = (
         columns.type == str(TransactionType.DISBURSEMENT),
         columns.created_at >= now - _RECENT,
         columns.state.not_in((PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)),
-        ~has_failed,
+        ~(has_failed & columns.cause.is_(None)),
         ~was_refused,
     )
-    statement = sa.select(*names).where(*made).order_by(columns.created_at)
+    statement = sa.select(*(columns[name] for name in names)).where(*made).order_by(columns.created_at)
     rows = select_among(journal, statement, columns.phone_number, sorted(forms))
     return {(forms[row.phone_number], row.amount): row for row in rows}
 
