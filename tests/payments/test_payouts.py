@@ -443,9 +443,10 @@ async def test_two_people_who_approve_at_once_queue_it_once(world: World) -> Non
 
 @pytest.mark.slow
 async def test_duplicates_are_those_that_may_have_been_paid(world: World) -> None:
-    """A payment that has failed for certain is none, nor one that never was sent; an unknown one is."""
+    """A payment that has failed for certain is none, nor one that never was sent; an unknown or a queued one is."""
     dead = "+255780000089"  # fails
-    rows = [{"phone_number": number, "amount": 700} for number in (PHONE_NUMBER, dead, "+255681234502")]
+    numbers = (PHONE_NUMBER, dead, "+255681234502", "+255681234503")
+    rows = [{"phone_number": number, "amount": 700} for number in numbers]
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         async with client.poller() as poller:
             for number in (PHONE_NUMBER, dead):
@@ -458,13 +459,19 @@ async def test_duplicates_are_those_that_may_have_been_paid(world: World) -> Non
         await client.payments.enqueue(
             type="collection", phone_number=PHONE_NUMBER, amount=5, idempotency_key="someone's"
         )
+        late: dict[str, Any] = {"phone_number": numbers[3], "amount": 700, "not_before": timedelta(days=30)}
+        await client.payments.enqueue(type="disbursement", idempotency_key="late", **late)
         batch = await client.payouts.propose(rows, name="again", by="Asha")
-        assert set(batch.duplicates) == {1, 3}
+        assert set(batch.duplicates) == {1, 3, 4}
         assert "SUCCESS" in batch.duplicates[1] and "'lost'" in batch.duplicates[3]
         named = [{"phone_number": PHONE_NUMBER, "amount": 5, "key": "someone's"}]
         assert "cannot be approved" in (await client.payouts.propose(named, name="x", by="Asha")).duplicates[1]
         await anyio.sleep(31 * 86_400)
-        assert set((await client.payouts.get(batch.id)).duplicates) == set()
+        assert set((await client.payouts.get(batch.id)).duplicates) == {4}
+        async with client.dispatcher():
+            await anyio.sleep(600)
+        assert [record.sent_at is None for record in await client.payments.list() if record.key == "late"] == [False]
+        assert set((await client.payouts.get(batch.id)).duplicates) == {4}
 
 
 async def test_a_spreadsheet_runs_nothing_of_a_report(client: AsyncClient) -> None:

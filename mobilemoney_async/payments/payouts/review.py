@@ -214,19 +214,20 @@ def _doubt(row: Row) -> str:
 
 
 def _recent(journal: Journal, forms: Mapping[str, str], now: datetime) -> Mapping[tuple[str, str], Row]:
-    """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
+    """Return the latest disbursement of each kind to some numbers that was made in thirty days, or may be."""
     columns = payments.c
+    at = sa.func.coalesce(columns.sent_at, columns.created_at)  # it may have waited in the queue for a month
     names = ("key", "phone_number", "amount", "state", "status", "changed_at", "cause", "about")
     has_failed = (columns.state == PaymentState.FINAL) & (columns.status != str(TransactionStatus.SUCCESS))
     was_refused = (columns.state == PaymentState.REFUSED) & columns.is_certain
     made = (
         columns.type == str(TransactionType.DISBURSEMENT),
-        columns.created_at >= now - _RECENT,
+        sa.or_(IS_QUEUED, at >= now - _RECENT),
         columns.state.not_in((PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)),
         ~(has_failed & columns.cause.is_(None)),
         ~was_refused,
     )
-    statement = sa.select(*(columns[name] for name in names)).where(*made).order_by(columns.created_at)
+    statement = sa.select(*(columns[name] for name in names)).where(*made).order_by(at)
     rows = select_among(journal, statement, columns.phone_number, sorted(forms))
     return {(forms[row.phone_number], row.amount): row for row in rows}
 
