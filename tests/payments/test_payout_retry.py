@@ -25,11 +25,13 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged
 from mobilemoney_async.payments.payouts.payouts import Payouts
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, World, lose_answer, make_world, number
 from tests.payments.service import on_asyncio
+from tests.payments.tables import edit
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
 
@@ -346,6 +348,33 @@ async def test_a_line_that_was_paid_at_the_dashboard_stays_out(
         await client.payments.recover({"book-1": made.id}, note="Asha: paid by hand")
         with pytest.raises(StoreError, match="payment 'book-1', which was imported, may have paid it"):
             await client.payouts.retry(batch.id, by="Asha")
+
+
+@on_asyncio
+@pytest.mark.parametrize("moved", [0, pytest.param(1, marks=pytest.mark.slow)])
+async def test_a_line_of_which_a_payment_was_moved_away_stays_out(sqlite_file_url: str, moved: int) -> None:
+    """That one may have paid it. Both batches are shown all the same."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        first = await approved(client, await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        retry = await approved(client, await client.payouts.retry(first.id, by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        (key,) = [(await client.payouts.report(each.id))[0].key for each in (first, retry)][moved : moved + 1]
+        edit(world.url, payments.delete().where(payments.c.key == key))
+        for each in (first, retry):
+            with pytest.raises(StoreError, match="line 1: a payment of it was moved away"):
+                await client.payouts.retry(each.id, by="Asha")
+        assert {each.id: dict(each.states) for each in await client.payouts.list()} == {
+            each.id: {} if place == moved else {"FAILED": 1} for place, each in enumerate((first, retry))
+        }
+        reasons = [(await said(client, each))[1][1] for each in (first, retry)]
+        assert reasons == [
+            f"RECIPIENT_NOT_FOUND; a payment of it was moved away: {key!r}" if moved else None,
+            None if moved else "RECIPIENT_NOT_FOUND",
+        ]
 
 
 @BOTH

@@ -37,6 +37,8 @@ PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 _PEOPLE = ("proposed_by", "proposed_at", "approved_by", "approved_at", "cancelled_by", "cancelled_at")
 _AS_THEY_ARE = ("id", "name", "digest", "state", "lines", *_PEOPLE)
 
+_MOVED = "a payment of it was moved away"
+
 # How much older than a line, by either clock, what may have paid it is shown at most: the service's may be set.
 _CLOCKS = timedelta(days=1)
 
@@ -142,16 +144,20 @@ def can_queue(row: Row) -> bool:
 def find_chains(journal: Journal, found: Mapping[str, Row]) -> dict[str, list[Row]]:
     """Return all payments of each line, oldest first, by the key of one: each retry has made one in place of the last.
 
+    One that was moved away ends them (docs/database.md).
+
     Args:
         journal: The store.
         found: The ones, by key.
     """
     chains = {key: [row] for key, row in found.items()}
     for link, end in (("previous_key", 0), ("next_key", -1)):
-        while others := {key: other for key, rows in chains.items() if (other := getattr(rows[end], link)) is not None}:
+        grown = chains
+        while others := {key: other for key, rows in grown.items() if (other := getattr(rows[end], link)) is not None}:
             linked = find_keys(journal, others.values())
-            for key, other in others.items():
-                chains[key].insert(len(chains[key]) if end else 0, linked[other])
+            grown = {key: chains[key] for key, other in others.items() if other in linked}
+            for key, rows in grown.items():
+                rows.insert(len(rows) if end else 0, linked[others[key]])
     return chains
 
 
@@ -203,7 +209,7 @@ def obstacle(chain: Sequence[Row]) -> str | None:
             return f"payment {row.key!r} is {line_state(row)}"
     if chain and chain[-1].phone_number.startswith(ERASED):
         return "its phone number was erased"
-    return None if chain else "it was never queued"
+    return None if chain else _MOVED
 
 
 def find_obstacles(
@@ -261,6 +267,8 @@ def _start(chain: Sequence[Row]) -> datetime:
 
 def _obstacle_now(chain: Sequence[Row], shown: Mapping[str, Transaction] | None) -> str | None:
     why = obstacle(chain)
+    if why is None and (chain[0].previous_key is not None or chain[-1].next_key is not None):
+        return _MOVED  # it may have been paid by that one
     if why is None and shown is not None and not all(_has_failed(row, shown) for row in chain):
         return "its transaction is not shown as failed"
     return why
@@ -342,7 +350,7 @@ def _reason(key: str, chain: Sequence[Row], batch: str) -> str | None:
     if own.next_key is not None:
         last = chain[-1]
         said = (f"tried again under the key {last.key!r}: {word_of(line_state(last))}", _why(last))
-        later = ", ".join(filter(None, said))
+        later = ", ".join(filter(None, said)) if last.next_key is None else f"{_MOVED}: {last.next_key!r}"
     return "; ".join(filter(None, (other, _why(own), later))) or None
 
 
