@@ -840,6 +840,26 @@ async def test_a_call_whose_deadline_ends_as_it_takes_the_lease_gives_it_back(sq
             await anyio.sleep(24 * HOUR)
 
 
+async def test_old_payments_that_were_moved_away_are_no_forgotten_ones(sqlite_file_url: str) -> None:
+    """As docs/database.md says how: neither for the comparison of a new life, nor in a listing of their day."""
+    world, columns = make_world(sqlite_file_url), schema.payments.c
+    async with world.client() as client:
+        await world.pay(client, [Order("old", "disbursements", number(1))])
+        await anyio.sleep(3 * 24 * HOUR)
+        await world.pay(client, [Order("newest", "disbursements", number(2))])
+    await anyio.sleep(40 * 24 * HOUR)
+    (made, newest) = (payment.created_at for payment in world.service.payments)
+    edit(world.url, schema.payments.delete().where(columns.changed_at < made + timedelta(days=1)))
+    edit(world.url, schema.accounts.update().values(first_record_at=made + timedelta(days=1.5)))
+    assert newest > made + timedelta(days=2)
+    async with world.client() as client:
+        await world.pay(client, [Order("again", "disbursements", number(1))])
+        for _ in range(2):
+            await world.read(client)
+            await anyio.sleep(HOUR)
+        assert await client.payments.unclaimed() == []
+
+
 @pytest.mark.parametrize("is_hidden", [False, True])
 async def test_a_failover_in_the_first_life_of_an_account_is_noticed(postgres_url: str, is_hidden: bool) -> None:
     """Before it ever paused: the server that has taken over lacks the last payment, and has another timeline.
