@@ -34,7 +34,7 @@ from mobilemoney_async.payments.payouts.batch import PayoutLine
 from mobilemoney_async.payments.payouts.rows import digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_asyncio, on_sqlite
-from tests.payments.tables import edit
+from tests.payments.tables import edit, insert_payment
 from tests.support.patience import until
 
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
@@ -439,6 +439,30 @@ async def test_two_people_who_approve_at_once_queue_it_once(world: World) -> Non
             for each, same in ((client, again), (other, third)) * 3:
                 tasks.start_soon(partial(each.payouts.approve, same.id, by="Juma", digest=same.digest))
         assert len(await client.payments.list()) == 4
+
+
+@pytest.mark.real_time
+async def test_an_approval_beside_a_payment_under_one_of_its_keys_says_so(postgres_url: str) -> None:
+    """And queues nothing. Repeated, it takes that for the line's."""
+    world, engine = make_world(postgres_url), sa.create_engine(postgres_url, poolclass=sa.NullPool)
+    async with world.client() as client:
+        batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 700}], name="x", by="Asha")
+
+        async def approve() -> None:
+            with pytest.raises(StoreError, match="uses one of these keys at this very moment: nothing was queued"):
+                await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+
+        with engine.connect() as creating, engine.connect() as other:
+            (key,) = creating.execute(sa.select(schema.batch_lines.c.key)).scalars()
+            insert_payment(creating, key=key, type="disbursement", phone_number=PHONE_NUMBER, amount="700")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(approve)
+                waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+                await until(lambda: other.execute(waiting).scalar_one())
+                creating.commit()
+        approved = await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        assert dict(approved.states) == {"UNKNOWN": 1}
+    engine.dispose()
 
 
 @pytest.mark.slow

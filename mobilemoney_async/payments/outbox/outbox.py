@@ -203,15 +203,21 @@ def enqueue_all(
     Payments are listed and sent by their times, and those of one time by their keys as text: so each is a microsecond
     after the one before it.
 
-    There are payments under the keys that were `used`. Another that is used at this very moment ends the whole
-    transaction: nothing is queued.
+    There are payments under the keys that were `used`.
+
+    Raises:
+        StoreError: Another one is used at this very moment, which ends the whole transaction: nothing is queued.
     """
     _require_active(journal)
     new_ones = [order for order in orders if order[0].key not in used]
     times = (at + timedelta(microseconds=number) for number in range(len(new_ones)))
     for some in chunks(new_ones):
         new = [_row(journal.account, *order, next(times)) for order in some]
-        journal.execute(payments.insert(), new)
+        try:
+            journal.execute(payments.insert(), new)
+        except sa.exc.IntegrityError:
+            said = "another process uses one of these keys at this very moment: nothing was queued; try again"
+            raise StoreError(said, outcome="not_sent") from None
         _announce(journal, [row["key"] for row in new], at)
     for request, options in orders:
         if request.key in used:

@@ -117,7 +117,8 @@ class Payouts:
         Raises:
             InvalidRequest: An argument is blank.
             StoreError: There is no such batch, it is cancelled, the digest is another one, or you have proposed it. Or
-                it is a retry, and a payment that it repeats is not shown as failed any more.
+                it is a retry, and a payment that it repeats is not shown as failed any more. Or another process uses
+                one of its keys at this very moment: approve it again.
             MobileMoneyError: It is a retry, and a transaction could not be looked up; nothing was queued.
             IdempotencyConflict: A key was used for another payment; nothing was queued.
             LimitExceeded: The batch exceeds one of the client's `DisbursementLimits`, together with what was sent in
