@@ -12,7 +12,7 @@ from wiring import URL
 
 from load import cart
 from mobilemoney_async import SQLStore
-from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
 
 pytestmark = pytest.mark.anyio
 ORDER = "order-0123456789"
@@ -26,7 +26,7 @@ async def pay(browser: httpx.AsyncClient, phone_number: str, order: str = ORDER)
 async def settled(browser: httpx.AsyncClient, order: str = ORDER) -> str:
     while (answer := await browser.get(f"/orders/{order}")).status_code == 202:
         await anyio.sleep(5)
-    await anyio.sleep(5)  # for the books
+    await anyio.sleep(2)  # for the books
     return str(answer.json()["state"])
 
 
@@ -35,6 +35,7 @@ def rows(database: sa.Engine, statement: sa.Select[Any]) -> list[tuple[object, .
         return [tuple(row) for row in connection.execute(statement)]
 
 
+@pytest.mark.mobilemoney(choices=Choices(prompt_lifetime=20))  # seconds, in place of two minutes
 @pytest.mark.parametrize(
     ("phone_number", "shown", "shipments"),
     [
@@ -67,7 +68,7 @@ async def test_books_that_were_closed_go_on_where_they_were(
 ) -> None:
     async with open_shop() as browser:
         await pay(browser, "0780 000 129")  # open until somebody decides
-        await anyio.sleep(10)
+        await anyio.sleep(3)
     (transaction_id,) = mobilemoney_sandbox.transactions
     mobilemoney_sandbox.approve(transaction_id)
     async with open_shop() as browser:
@@ -107,27 +108,14 @@ async def test_the_service_is_away_for_a_minute(
     assert len(mobilemoney_sandbox.transactions) == len(rows(database, SHIPPED)) == 1
 
 
-async def test_a_lost_payment_is_paid_by_the_next_click_once_staff_has_looked(
-    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
-) -> None:
-    mobilemoney_sandbox.script(faults.drop(processed=False), on="c2b", times=2)  # it is lost, and once more
+async def lose(open_shop: Open) -> None:
+    """Click, where a fault loses the payment. The shop is closed during the grace period, so nothing looks: quick."""
     async with open_shop() as browser:
-        await pay(browser, "0780 000 789")
-        for _ in range(2):
-            await anyio.sleep(200)  # longer than a request's time-out and the grace period
-            assert (await browser.get(f"/orders/{ORDER}")).json()["state"] == "finding_out"
-            async with mobilemoney_sandbox.client(store=SQLStore(URL.render_as_string(hide_password=False))) as staff:
-                await staff.payments.confirm_absent(ORDER, note="Asha looked: mobilemoney payments confirm-absent")
-            answer = await pay(browser, "0780 000 789")
-            assert (answer.status_code, "amount" in answer.json()) == (202, True)
-        assert await settled(browser) == "succeeded"
-    assert len(mobilemoney_sandbox.transactions) == len(rows(database, SHIPPED)) == 1
-
-
-async def lose(browser: httpx.AsyncClient, sandbox: Sandbox) -> None:
-    sandbox.script(faults.drop(processed=False), on="c2b")
-    await pay(browser, "0780 000 789")
-    await anyio.sleep(200)  # longer than a request's time-out and the grace period
+        await anyio.sleep(2)  # for the books
+        answer = await pay(browser, "0780 000 789")
+        assert (answer.status_code, "amount" in answer.json()) == (202, True)
+        await anyio.sleep(5)
+    await anyio.sleep(150)  # longer than the grace period
 
 
 async def release(sandbox: Sandbox) -> None:
@@ -136,15 +124,33 @@ async def release(sandbox: Sandbox) -> None:
         await staff.payments.confirm_absent(ORDER, note="Asha looked")
 
 
+async def test_a_lost_payment_is_paid_by_the_next_click_once_staff_has_looked(
+    open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
+) -> None:
+    mobilemoney_sandbox.script(faults.drop(processed=False), on="c2b", times=2)  # it is lost, and once more
+    for _ in range(2):
+        await lose(open_shop)
+        async with open_shop() as browser:
+            assert (await browser.get(f"/orders/{ORDER}")).json()["state"] == "finding_out"
+        await release(mobilemoney_sandbox)
+    async with open_shop() as browser:
+        await anyio.sleep(2)  # for the books
+        answer = await pay(browser, "0780 000 789")
+        assert (answer.status_code, "amount" in answer.json()) == (202, True)
+        assert await settled(browser) == "succeeded"
+    assert len(mobilemoney_sandbox.transactions) == len(rows(database, SHIPPED)) == 1
+
+
 async def test_an_order_whose_lost_payment_cannot_be_sent_again_is_unpaid(
     open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
 ) -> None:
     """Also if two workers get clicks at once. It holds nothing until a click can look into the service's list."""
+    mobilemoney_sandbox.script(faults.drop(processed=False), on="c2b")
+    await lose(open_shop)
+    await release(mobilemoney_sandbox)
+    away = mobilemoney_sandbox.script(faults.html_page(502), on="transactions", probability=1)
     async with open_shop() as first, open_shop() as second:
-        await lose(first, mobilemoney_sandbox)
-        await release(mobilemoney_sandbox)
-        await anyio.sleep(5)  # for the books
-        away = mobilemoney_sandbox.script(faults.html_page(502), on="transactions", probability=1)
+        await anyio.sleep(2)  # for the books
         answers: list[int] = []
 
         async def click(browser: httpx.AsyncClient) -> None:
@@ -165,8 +171,9 @@ async def test_an_order_whose_lost_payment_cannot_be_sent_again_is_unpaid(
 async def test_an_order_that_is_sent_again_stays_open_though_the_books_are_late(
     open_shop: Open, database: sa.Engine, mobilemoney_sandbox: Sandbox
 ) -> None:
+    mobilemoney_sandbox.script(faults.drop(processed=False), on="c2b")
+    await lose(open_shop)
     async with open_shop() as browser:
-        await lose(browser, mobilemoney_sandbox)
         with database.connect() as another:  # a worker that reads the changes, and is slow
             another.execute(sa.select(Place).with_for_update())
             await release(mobilemoney_sandbox)
@@ -182,7 +189,7 @@ async def test_a_payment_that_waits_for_an_unknown_one_is_not_said_to_be_on_its_
     mobilemoney_sandbox.script(faults.drop(processed=False))
     async with open_shop() as browser:
         await pay(browser, "0780 000 789")
-        await anyio.sleep(60)
+        await anyio.sleep(5)
         await pay(browser, "0780 000 789", "order-0000000000000002")
         await anyio.sleep(5)
         assert (await browser.get("/orders/order-0000000000000002")).json()["state"] == "finding_out"

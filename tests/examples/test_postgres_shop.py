@@ -1,4 +1,4 @@
-"""The shop of examples/postgres_shop, as its user runs it: alembic, PostgreSQL, three workers of uvicorn, its tests."""
+"""The shop of examples/postgres_shop, as its user runs it: alembic, PostgreSQL, workers of uvicorn, its tests."""
 
 import ast
 import os
@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.support.databases import Postgres, postgres
 from tests.support.fleet import Fleet, fleet_environment, make_sandbox
 from tests.support.patience import PATIENCE
 from tests.support.shops import EXAMPLES
-from tests.support.warm import run_pytest_alone
+from tests.support.warm import SCRIPT, run_pytest_alone, warm
 
 FOLDER = EXAMPLES / "postgres_shop"
 PAGE = EXAMPLES.parent / "docs" / "postgres-shop.md"
@@ -36,10 +37,11 @@ SERVE = (
     sys.executable,
     "-m",
     "uvicorn",
-    "--workers=3",
+    "--workers=2",
     "--timeout-graceful-shutdown=5",
     "--timeout-worker-healthcheck=20",
 )
+ALEMBIC = "import sys, alembic.config; alembic.config.main(sys.argv[1:])"
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -61,6 +63,20 @@ def rows(url: str, statement: str) -> list[Any]:
     engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.pool.NullPool)
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(sa.text(statement))]
+
+
+def run_script(code: str, *arguments: str, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a program of the shop's staff, whose imports are done."""
+    modules = ("alembic.command", "alembic.config", "asyncpg", "mobilemoney_async.contrib.fastapi")
+    dialects = ("sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio")
+    staff = warm(*modules, *dialects, options=("-W", "error"))
+    return staff.run(code, *arguments, cwd=cwd, env=env, seconds=PATIENCE)
+
+
+def migrate(folder: Path, *arguments: str, cwd: Path, env: Mapping[str, str]) -> None:
+    """Run alembic for the shop in a folder."""
+    ran = run_script(ALEMBIC, "-c", str(folder / "alembic.ini"), *arguments, cwd=cwd, env=env)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def workers(pid: int) -> list[int]:
@@ -138,7 +154,7 @@ class People:
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path) -> None:
-    """Three workers: one is killed while a payment is under way, all are restarted one by one, answers are lost."""
+    """Two workers: one is killed while a payment is under way, both are restarted one by one, answers are lost."""
     sandbox, url = make_sandbox(), new_database(server)
     with socket.create_server(("127.0.0.1", 0)) as free:
         shop = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -148,11 +164,11 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
         del env["MOBILEMONEY_STORE"]
         store = {**env, "MOBILEMONEY_STORE": url.replace("postgresql:", "postgresql+psycopg:")}
         fleet = Fleet(sandbox=sandbox, folder=tmp_path, env=env)
-        migrate = [sys.executable, "-m", "alembic", "-c", str(FOLDER / "alembic.ini"), "upgrade", "head"]
-        await anyio.run_process(migrate, env=env, cwd=tmp_path)
+        migrate_shop = partial(migrate, FOLDER, cwd=tmp_path, env=env)
+        await anyio.to_thread.run_sync(migrate_shop, "upgrade", "head")
         served = (*SERVE, f"--app-dir={FOLDER}", f"--port={shop.rpartition(':')[2]}", "--factory", "app:create_app")
         async with fleet.process(*served) as process, httpx.AsyncClient(base_url=shop, timeout=PATIENCE) as browser:
-            await fleet.until(lambda: fleet.said().count("Application startup complete") == 3)
+            await fleet.until(lambda: fleet.said().count("Application startup complete") == 2)
 
             people = People(browser, sandbox, url, store)
             (victim, *_) = workers(process.pid)
@@ -161,7 +177,7 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
             async with anyio.create_task_group() as tasks:
                 for start in range(0, 13, 4):
                     tasks.start_soon(people.buy, CUSTOMERS[start : min(start + 4, 13)])
-            await fleet.until(lambda: victim not in workers(process.pid) and len(workers(process.pid)) == 3)
+            await fleet.until(lambda: victim not in workers(process.pid) and len(workers(process.pid)) == 2)
             before = workers(process.pid)
             asked = 0
 
@@ -172,22 +188,21 @@ async def test_every_paid_order_is_shipped_once(server: Postgres, tmp_path: Path
                     process.send_signal(signal.SIGHUP)
                     asked += 1
                 now = workers(process.pid)
-                return len(now) == 3 and not {*before} & {*now}
+                return len(now) == 2 and not {*before} & {*now}
 
             are_new()
             await people.buy(CUSTOMERS[13:])
             await fleet.until(are_new)
             await people.wait_until_all_have_paid_or_not()
-            load = [sys.executable, str(FOLDER / "load.py"), "6", f"--kill={workers(process.pid)[0]}", f"--shop={shop}"]
-            paths = [str(FOLDER), *filter(None, [env.get("PYTHONPATH")])]  # a script's own folder is none in the checks
-            tried = await anyio.run_process(load, env={**env, "PYTHONPATH": os.pathsep.join(paths)}, check=False)
-            said = tried.stdout.decode().splitlines()
-            assert said == [
+            load = (str(FOLDER / "load.py"), "6", f"--kill={workers(process.pid)[0]}", f"--shop={shop}")
+            beside = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); {SCRIPT}"  # its own folder, as for any script
+            tried = await anyio.to_thread.run_sync(partial(run_script, beside, *load, cwd=tmp_path, env=env))
+            assert tried.stdout.splitlines() == [
                 "customers are told: {'succeeded': 6}; orders paid: 6; shipped: 6",
                 "the service's list and the shop agree",
-            ], tried.stderr.decode()
+            ], tried.stderr
             # The tables are those of `models`, beside the library's.
-            await anyio.run_process([*migrate[:-2], "check"], env=env, cwd=tmp_path)
+            await anyio.to_thread.run_sync(migrate_shop, "check")
             process.terminate()
             with anyio.fail_after(PATIENCE):
                 await process.wait()
@@ -294,10 +309,9 @@ def test_the_shop_that_the_docs_make_of_it_passes_its_tests(
     with engine.begin() as connection:
         connection.execute(sa.text(EXISTING))
     (copy / "migrations/versions/0001_shop.py").unlink()
-    alembic = (sys.executable, "-W", "error", "-m", "alembic", "-c", str(copy / "alembic.ini"))
     steps = ("revision --autogenerate -m shop", "upgrade head", "check", "downgrade base", "upgrade head")
     for step in steps:
-        subprocess.run([*alembic, *step.split()], cwd=copy, check=True, capture_output=True, timeout=PATIENCE)
+        migrate(copy, *step.split(), cwd=copy, env=os.environ)
     assert rows(url, "SELECT status, number, cart FROM purchases") == [("dispatched", None, None)]
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
     (copy / "test_stock.py").write_text(STOCK, "utf-8")
