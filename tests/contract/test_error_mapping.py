@@ -507,7 +507,7 @@ def test_any_bytes_give_a_value_or_one_of_our_errors(
 
 @pytest.mark.slow
 @given(json_values, statuses, headers)
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, retry_after: str | None) -> None:
     """The same for well-formed JSON of any shape, with the contract's own names in the wrong places."""
     for endpoint in ENDPOINTS:
@@ -516,7 +516,7 @@ def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, ret
 
 @pytest.mark.slow
 @given(st.data(), statuses)
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 def test_any_damage_to_a_good_answer_gives_a_value_or_one_of_our_errors(data: st.DataObject, status: int) -> None:
     """The same for an answer that lost bytes or had some changed on the way."""
     good = [samples.found(), samples.page(samples.settled()), samples.acknowledgement(), samples.login()]
