@@ -66,7 +66,7 @@ class Fleet:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition; where it does not come, what the processes have said tells why."""
         try:
-            await until(condition, pause=0.05)
+            await until(condition, pause=0.2)
         except TimeoutError:
             pytest.fail(self.said())
 
