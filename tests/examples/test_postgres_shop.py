@@ -316,7 +316,7 @@ def test_the_shop_that_the_docs_make_of_it_passes_its_tests(
     plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
     (copy / "test_stock.py").write_text(STOCK, "utf-8")
     # Those of what the docs replace: cart, stock, and what becomes of an order.
-    chosen = "hold_their_books or keeps_its_cart or not_recorded or sent_again or (shipped_once and not 408)"
+    chosen = "hold_their_books or keeps_its_cart or not_recorded or sent_again or (shipped_once and (789 or 039))"
     ran = run_pytest_alone(copy, *plugins, "-q", "-W", "error", "-k", chosen)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^8 passed", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^7 passed", ran.stdout, re.MULTILINE), ran.stdout

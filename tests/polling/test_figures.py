@@ -105,13 +105,15 @@ async def test_the_table_with_creates_at_random(wanted: float, confirmed: float,
     assert not any(day.rejections for day in days)
 
 
-@loops_by_turns(
-    "wanted, minutes, options, mean",
+_LISTS = (
     (30, MINUTES, {"order": "oldest-first"}, 8),
-    (20, MINUTES, {"strangers": 600, "order": "newest-first"}, 5.5),
     (20, MINUTES, {"strangers": 600, "order": "oldest-first"}, 5.5),
     (20, MINUTES, {"choices": Choices(latency=0.05, list_lag=60.0)}, 15),
+    (20, MINUTES, {"strangers": 600, "order": "newest-first"}, 5.5),
 )
+
+
+@loops_by_turns("wanted, minutes, options, mean", *_LISTS[: soak(4) * 3])  # the last at full scale
 async def test_another_list_costs_little(wanted: float, minutes: float, options: dict[str, Any], mean: float) -> None:
     """One that is oldest first, is full of six hundred strangers a minute, or lags by a minute and is looked up.
 
@@ -132,7 +134,7 @@ async def test_callbacks_bring_the_news_sooner(wanted: float, evenly: bool, mean
     assert found.rejections == 0
 
 
-@loops_by_turns("wanted, evenly", (30, True), (45, False))
+@loops_by_turns("wanted, evenly", *((45, False), (30, True))[: soak(4)])  # the second at full scale
 async def test_callbacks_never_make_it_later(wanted: float, evenly: bool) -> None:
     """Where requests are scarce, callbacks draw none of their own.
 
