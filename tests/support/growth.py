@@ -17,7 +17,7 @@ def is_linear(work: Callable[[int], object], small: int = 1_000) -> bool:
 def _spent(work: Callable[[int], object], size: int) -> int:
     """Return the CPU time of this thread, nanoseconds: the least of some tries."""
     took = []
-    for _ in range(3):
+    for _ in range(5):
         began = time.thread_time_ns()
         work(size)
         took.append(time.thread_time_ns() - began)
