@@ -29,7 +29,7 @@ from mobilemoney_async.payments.outbox.pauses import find_pause
 from mobilemoney_async.payments.ownership.surplus import find_unclaimed
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import IS_KEPT, IS_PENDING, needing_someone
+from mobilemoney_async.payments.records.queries import IS_KEPT, IS_PENDING, needing_someone, same
 from mobilemoney_async.payments.records.record import OPEN, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.sharing.budget import find_usage
 
@@ -282,7 +282,7 @@ def _recent(journal: Journal, last: int, now: datetime) -> sa.Subquery:
         if latest is not None and latest < since - _OUT_OF_ORDER:
             break
         span, after = 2 * span, last - 2 * span
-    kept = sa.select(_change.name, _change.entry, _change.state, _change.status, _change.at)
+    kept = sa.select(*(_change[name] for name in ("account", "name", "entry", "state", "status", "at")))
     numbered = kept.where(here, _change.number > max(after, 0), _change.at >= since)
     return sa.union_all(numbered, kept.where(here, IS_NEW, _change.at >= since)).subquery()
 
@@ -313,13 +313,13 @@ def _minutes(journal: Journal, recent: sa.Subquery, now: datetime) -> list[Minut
 def _lag(journal: Journal, recent: sa.Subquery) -> float | None:
     columns = recent.c
     latest = (
-        sa.select(columns.name, columns.at)
+        sa.select(columns.account, columns.name, columns.at)
         .where(columns.state == PaymentState.FINAL)
         .order_by(columns.at.desc())
         .limit(_LAGS)
         .subquery()
     )
-    of_change = (_columns.account == journal.account, _columns.key == latest.c.name)
+    of_change = (_columns.account == same(latest.c.account), _columns.key == latest.c.name)
     rows = journal.execute(
         sa.select(latest.c.at, _columns.transaction).join_from(latest, payments, sa.and_(*of_change))
     )

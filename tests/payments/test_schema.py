@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from mobilemoney_async import AsyncClient, ConnectionFailed, SQLStore, StoreErro
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.feed.changes import number_changes, prune_changes, read_changes
+from mobilemoney_async.payments.payouts.queries import APPROVED, find_payments, hand_over
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_named
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState
+from mobilemoney_async.payments.records.unmatched import IS_OPEN, find_lines
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, on_asyncio, rows
 from tests.payments.tables import insert_payment
+from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
 from tests.support.talk import talk
 
@@ -151,6 +156,50 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
         assert f"mobilemoney_payment_records_{index}" in told or (index == "pkey" and "sqlite_autoindex" in told), told
     assert "SCAN mobilemoney_payment_records" not in told
     assert "Seq Scan" not in told
+
+
+@on_asyncio
+async def test_rows_of_an_account_are_joined_by_their_names(postgres_url: str) -> None:
+    """Not each with each: also while PostgreSQL expects one row of an account that its statistics do not know."""
+    plans, number = list[str](), sa.func.generate_series(1, 3000).column_valued("number")
+    name, nothing = sa.func.concat("name-", number), dict.fromkeys(("type", "amount", "phone_number", "state"), "")
+    known: dict[sa.Table, dict[str, Any]] = {
+        schema.payments: {**nothing, "key": name, "transaction_id": name, "extra_digest": "", "attempt": 1},
+        schema.changes: {"name": name, "entry": 1, "number": number},
+        schema.batch_lines: {**nothing, "batch": "b", "line": number, "key": name},
+        schema.unmatched: {**nothing, "transaction_id": name, "shown_number": "", "status": ""},
+    }
+
+    def explain(connection: sa.Connection) -> None:
+        for table, values in known.items():
+            times = {each.name: NOON for each in table.c if each.name.endswith("at") and not each.nullable}
+            row = {"account": sa.func.concat("shop-", number % 3), **times, **values}
+            cells = {each.name: sa.cast(row[each.name], each.type) for each in table.c if each.name in row}
+            connection.execute(table.insert().from_select([*cells], sa.select(*cells.values())))
+            connection.execute(sa.text(f"ANALYZE {table.name}"))
+        journal = Journal(connection, "new")
+        people = {"proposed_by": "Asha", "proposed_at": NOON}
+        journal.insert(schema.batches, id="a", name="", digest="", state=APPROVED, total="1", lines=1, **people)
+        journal.insert(schema.changes, name="old", entry=1, state="FINAL", at=NOON)
+
+        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
+        def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+            cursor.execute("EXPLAIN " + statement, parameters)
+            plans.append("\n".join(row[0] for row in cursor.fetchall()))
+            return statement, parameters
+
+        find_payments(journal, "b")
+        hand_over(journal, "b")
+        read_changes(journal, number_changes(journal), after=0, limit=100)
+        prune_changes(journal, NOON + timedelta(days=1))
+        find_lines(journal, IS_OPEN)
+
+    database = Database(postgres_url)
+    await database.write(explain)
+    database.close()
+    joins = [plan for plan in plans if "Nested Loop" in plan]
+    assert len(joins) == 6, plans
+    assert not [plan for plan in joins if re.search("Join Filter: .* = ", plan)]
 
 
 @on_asyncio

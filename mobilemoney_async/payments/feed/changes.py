@@ -35,7 +35,7 @@ from mobilemoney_async.database.schema import (
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.feed.payment_change import ChangeReader, PaymentChange
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import chunks
+from mobilemoney_async.payments.records.queries import chunks, same
 from mobilemoney_async.payments.records.record import (
     CLOSED,
     PaymentRecord,
@@ -58,13 +58,11 @@ _AT_NUMBER = sa.select(_columns.name, _columns.entry, _columns.at).where(
 _NEW = sa.select(_columns.name).where(_here, IS_NEW).limit(1)
 _order = (_columns.at, _columns.name, _columns.entry)
 _place = (sa.func.row_number().over(order_by=_order) + sa.bindparam("of_last", type_=sa.BigInteger)).label("place")
-_placed = (
-    sa.select(_columns.name, _columns.entry, _place).where(_here, IS_NEW).order_by(*_order).limit(_AT_ONCE).subquery()
-)
+_key = tuple(changes.primary_key)
+_placed = sa.select(*_key, _place).where(_here, IS_NEW).order_by(*_order).limit(_AT_ONCE).subquery()
+_is_placed = (_columns.name == _placed.c.name, _columns.entry == _placed.c.entry)
 _NUMBER = (
-    changes.update()
-    .where(_here, _columns.name == _placed.c.name, _columns.entry == _placed.c.entry)
-    .values(number=_placed.c.place)
+    changes.update().where(_columns.account == same(_placed.c.account), *_is_placed).values(number=_placed.c.place)
 )
 _PAGE = sa.select(changes).where(_here)
 
@@ -77,7 +75,7 @@ def _with_payments(page: sa.Select[Any]) -> sa.Select[Any]:
         change.c.status.label("status_then"),
         change.c.at.label("changed_on"),
     )
-    of_payment = (payments.c.account == change.c.account, payments.c.key == change.c.name, change.c.entry > 0)
+    of_payment = (payments.c.account == same(change.c.account), payments.c.key == change.c.name, change.c.entry > 0)
     return (
         sa.select(change.c.number, change.c.name, change.c.entry, *of_change, payments)
         .outerjoin(payments, sa.and_(*of_payment))
@@ -216,8 +214,9 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     if not rows:
         return None
     goes_on = sa.or_(payments.c.state.not_in(CLOSED), payments.c.changed_at >= until)
-    lags = journal.select(retries).where(retries.c.name == _columns.name, retries.c.next_at.is_not(None)).exists()
-    stays = journal.select(payments).where(payments.c.key == _columns.name, goes_on).exists()
+    lags = _columns.name.in_(journal.select(retries, retries.c.name).where(retries.c.next_at.is_not(None)))
+    of_change = (payments.c.account == same(_columns.account), payments.c.key == _columns.name)
+    stays = sa.exists().where(*of_change, goes_on)
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
     here = _columns.account == journal.account
     is_old = (_columns.at < until, ~stays, ~lags)

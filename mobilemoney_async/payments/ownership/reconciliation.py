@@ -35,7 +35,7 @@ from mobilemoney_async.payments.ownership.matching import (
 )
 from mobilemoney_async.payments.records.due import neighbours
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.queries import owners
+from mobilemoney_async.payments.records.queries import owners, same
 from mobilemoney_async.payments.records.reasons import LACKS, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     LISTINGS,
@@ -300,7 +300,7 @@ def find_rival(
     """
     lost = (
         sa.select(payments.c.key, history.c.at)
-        .join(history, (history.c.account == payments.c.account) & (history.c.key == payments.c.key))
+        .join(history, (history.c.account == same(payments.c.account)) & (history.c.key == payments.c.key))
         .where(
             payments.c.account == journal.account,
             payments.c.phone_number.in_(kept_forms(journal, [query.phone_number])),

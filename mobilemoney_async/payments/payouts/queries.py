@@ -22,7 +22,7 @@ from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, keys_of, total_of
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.next_steps import next_step, recover
-from mobilemoney_async.payments.records.queries import chunks, select_among
+from mobilemoney_async.payments.records.queries import chunks, same, select_among
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentRecord, PaymentState, move
 from mobilemoney_async.payments.records.rows import UNKNOWN_EXTRA, to_record
 from mobilemoney_async.payments.records.rows import digest as keyed
@@ -36,6 +36,7 @@ PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 # Columns that a batch has as they are.
 _PEOPLE = ("proposed_by", "proposed_at", "approved_by", "approved_at", "cancelled_by", "cancelled_at")
 _AS_THEY_ARE = ("id", "name", "digest", "state", "lines", *_PEOPLE)
+_IS_OF_LINE = sa.and_(payments.c.account == same(batch_lines.c.account), payments.c.key == batch_lines.c.key)
 
 _MOVED = "a payment of it was moved away"
 
@@ -110,8 +111,8 @@ def hand_over(journal: Journal, id: str) -> None:
     """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
     may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
     for other in journal.rows(batches, batches.c.state == APPROVED, batches.c.id != id, order_by=[batches.c.id]):
-        keys = journal.select(batch_lines, batch_lines.c.key).where(batch_lines.c.batch == other.id)
-        journal.change_rows(payments, payments.c.batch == id, may_be_sent, payments.c.key.in_(keys), batch=other.id)
+        of_lines = (_IS_OF_LINE, batch_lines.c.account == journal.account, batch_lines.c.batch == other.id)
+        journal.execute(payments.update().where(*of_lines, payments.c.batch == id, may_be_sent).values(batch=other.id))
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[Row]:
@@ -125,8 +126,7 @@ def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any
     Lines without a payment stay, so that PostgreSQL begins with the lines whatever it knows of the tables: the other
     way round, it reads all lines again for each payment.
     """
-    of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
-    both = batch_lines.outerjoin(payments, of_line)
+    both = batch_lines.outerjoin(payments, _IS_OF_LINE)
     return statement.select_from(both).where(batch_lines.c.account == account, batch_lines.c.batch == id)
 
 

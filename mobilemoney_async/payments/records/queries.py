@@ -50,6 +50,15 @@ _NAMES: Mapping[str, Sequence[Any]] = {
 }
 
 
+def same(account: Any) -> Any:
+    """Return the account of a row, for the join with another table by that and a name.
+
+    As a bare column, PostgreSQL knows that both are the same one, and joins by the name alone. Of an account that its
+    statistics do not know, it expects one row, and reads all of them again for each of the other table.
+    """
+    return account + ""
+
+
 def chunks(things: Iterable[T], size: int = _IDS_AT_ONCE) -> Iterator[list[T]]:
     """Return things, such as transaction ids, in lists that are short enough for one statement or transaction."""
     everything = list(things)

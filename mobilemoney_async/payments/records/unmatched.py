@@ -50,10 +50,10 @@ _KEPT = timedelta(days=30)
 _MOST_SHOWN, _MOST_SHOWN_LOCALLY = 8, 5
 
 _columns = unmatched.c
-# As text: SQLAlchemy leaves out the names of tables in what SQLite's INSERT returns.
+# As text: SQLAlchemy leaves out the names of tables in what SQLite's INSERT returns. For the || see `queries.same`.
 IS_OWNED: sa.ColumnElement[bool] = sa.literal_column(
-    "(EXISTS (SELECT 1 FROM mobilemoney_payment_records AS owner WHERE owner.account = mobilemoney_unmatched.account "
-    "AND owner.transaction_id = mobilemoney_unmatched.transaction_id))",
+    "(EXISTS (SELECT 1 FROM mobilemoney_payment_records AS owner WHERE owner.account = "
+    "mobilemoney_unmatched.account || '' AND owner.transaction_id = mobilemoney_unmatched.transaction_id))",
     sa.Boolean,
 )
 """A payment owns the transaction."""
