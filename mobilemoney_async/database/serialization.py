@@ -14,7 +14,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 
-T = TypeVar("T", bound=Data | MobileMoneyError)
+T = TypeVar("T", bound=Data | MobileMoneyError | dict[str, Any])
 
 # ASCII only: any text of the service fits into any database.
 _encode = json.JSONEncoder(separators=(",", ":")).encode

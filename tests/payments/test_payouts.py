@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import threading
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -31,9 +32,9 @@ from mobilemoney_async.cli.views.payouts import batch_columns, facts_of
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.payouts.batch import PayoutLine
-from mobilemoney_async.payments.payouts.rows import digest, read_rows
+from mobilemoney_async.payments.payouts.rows import digest, read_rows, warnings_of
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_asyncio, on_sqlite
+from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_asyncio, on_sqlite, rows
 from tests.payments.tables import edit, insert_payment
 from tests.support.patience import until
 
@@ -551,8 +552,26 @@ async def test_a_line_that_someone_has_edited_is_an_error_of_ours(world: World, 
     """Its other columns are no mapping any more."""
     batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 1, "x": 1}], name="x", by="Asha")
     edit(world.url, schema.batch_lines.update().values(info="5"))
-    with pytest.raises(StoreError, match="a row that cannot be read"):
+    with pytest.raises(StoreError, match="the store holds a dict that cannot be read"):
         await client.payouts.report(batch.id, "csv")
+
+
+@on_asyncio
+async def test_a_report_is_made_outside_the_transaction(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And outside the event loop: of 50,000 lines it takes so long that the server would end the transaction."""
+    threads, idle = set[int](), list[Any]()
+
+    def look(lines: Any) -> Any:
+        threads.add(threading.get_ident())
+        idle.extend(rows(postgres_url, "SELECT state FROM pg_stat_activity WHERE state LIKE 'idle in %'"))
+        return warnings_of(lines)
+
+    async with make_world(postgres_url).client() as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        monkeypatch.setattr("mobilemoney_async.payments.payouts.payouts.warnings_of", look)
+        assert await client.payouts.report(batch.id, "csv")
+    assert not idle
+    assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import Row, batches
+from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import TransactionNotFound
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments.creates.creates import payment_request
@@ -288,16 +289,20 @@ class Payouts:
         if format not in (None, "csv", "json"):
             raise refuse("format", "csv, json or None", format)
 
-        def report(journal: Journal) -> Sequence[PayoutLine]:
+        def read(journal: Journal) -> tuple[Row, Mapping[str, Sequence[Row]], Sequence[Row]]:
             batch = find_row(journal, name)
             own = {} if batch.approved_at is None else find_payments(journal, batch.id)
-            found = find_all_payments(journal, own)
-            lines = find_lines(journal, batch.id)
-            warnings = warnings_of(lines)
-            return [to_line(each, found.get(each.key, ()), batch, warnings.get(each.line)) for each in lines]
+            return batch, find_all_payments(journal, own), find_lines(journal, batch.id)
 
-        lines = await self._store.read(report)
-        return lines if format is None else write_report(lines, format)
+        batch, found, lines = await self._store.read(read)
+
+        def report() -> Sequence[PayoutLine] | str:
+            warnings = warnings_of(lines)
+            made = [to_line(each, found.get(each.key, ()), batch, warnings.get(each.line)) for each in lines]
+            return made if format is None else write_report(made, format)
+
+        # Of many lines it takes seconds: neither the event loop nor a transaction, which the server may end, waits.
+        return await run_in_thread(report)
 
 
 def _order(batch: str, line: Row) -> tuple[PaymentRequest, QueueOptions]:

@@ -16,7 +16,7 @@ from mobilemoney_async.contract.comparison import ERASED, differences, shift
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import Row, batch_lines, batches, payments, unmatched
-from mobilemoney_async.database.serialization import load_amount
+from mobilemoney_async.database.serialization import load, load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.payouts.batch import PayoutBatch, PayoutLine, is_same_person, word_of
 from mobilemoney_async.payments.payouts.rows import PayoutRow, digest, keys_of, total_of
@@ -337,7 +337,7 @@ def to_line(line: Row, chain: Sequence[Row], batch: Row, warning: str | None) ->
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
         reason=_reason(line.key, chain, batch.id),
         warning=warning,
-        info={} if line.info is None else dict(json.loads(line.info)),
+        info={} if line.info is None else load(dict, line.info),
     )
 
 
