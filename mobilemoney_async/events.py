@@ -286,7 +286,7 @@ class PollerClosed:
 
 @attrs.frozen(kw_only=True)
 class AccountsCounted:
-    """Number of the accounts of a platform that need someone: at the end of `Merchants.overview`, and from each worker.
+    """Number of the accounts of a platform that need someone: of `Merchants.overview`, and of a worker, 0 at its end.
 
     Its account, the first argument of ``Merchants(on_event=...)``, is the empty text: it is of all of them.
 

@@ -209,12 +209,15 @@ class Merchants:
             if everything or status.needs:
                 yield status
 
-    async def _count(self, store: AccountStore) -> list[AccountStatus]:
+    async def _count(self, store: AccountStore, *, has_ended: bool = False) -> list[AccountStatus]:
+        """Return and report the statuses of all accounts; none at the end of a worker, whose last count is over."""
         from mobilemoney_async.sharing.accounts import count_needs, read_accounts
 
-        await store.database.open()
-        now = None if self._utcnow is None else self._utcnow()
-        statuses = await read_accounts(store, now, everything=True)
+        statuses: list[AccountStatus] = []
+        if not has_ended:
+            await store.database.open()
+            now = None if self._utcnow is None else self._utcnow()
+            statuses = await read_accounts(store, now, everything=True)
         if self._on_event is not None:
             counted = AccountsCounted(
                 database=store.database.name, accounts=len(statuses), needing=count_needs(statuses)

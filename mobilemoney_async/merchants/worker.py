@@ -61,7 +61,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         check_open: Callable[[], None],
         *,
         failures: dict[str, str],
-        count: Callable[[], Awaitable[object]] | None,
+        count: Callable[..., Awaitable[object]] | None,
     ) -> None:
         self._store, self._utcnow = store, utcnow or store.database.wall_clock.utcnow
         self._failures, self._count = failures, count
@@ -99,14 +99,18 @@ class Worker(anyio.AsyncContextManagerMixin):
         await self._database.open()
         await self._claims.require_service(self._service)
         self._is_closing = False
-        async with task_group() as tasks:
-            self._renewing = renewing = anyio.CancelScope(shield=True)
-            self._has_renewed = anyio.Event()
-            tasks.start_soon(self._run, tasks, renewing)
-            try:
-                yield self
-            finally:
-                await end(self)
+        try:
+            async with task_group() as tasks:
+                self._renewing = renewing = anyio.CancelScope(shield=True)
+                self._has_renewed = anyio.Event()
+                tasks.start_soon(self._run, tasks, renewing)
+                try:
+                    yield self
+                finally:
+                    await end(self)
+        finally:
+            if self._count is not None:
+                await self._count(has_ended=True)
 
     async def _run(self, tasks: TaskGroup, renewing: anyio.CancelScope) -> None:
         """Renew the claims every second, until the scope is cancelled; it is shielded from every other cancellation."""

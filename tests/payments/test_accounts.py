@@ -121,6 +121,19 @@ async def test_it_asks_as_few_questions_for_any_number_of_accounts(store_url: st
     assert len([each for each in asked if "mobilemoney_" in each]) <= 9
 
 
+async def test_a_worker_that_has_ended_counts_nobody(platform: Platform) -> None:
+    """So that an alert on its last count ends with it."""
+    counted = list[Any]()
+    async with platform.merchants("shop") as shop:
+        await pay(shop, ["shop-01"])
+        await shop.suspend("shop-01", note="late")
+    async with platform.merchants("one", on_event=lambda *told: counted.append(told[1])) as one:
+        async with one.worker():
+            await anyio.sleep(2)
+        found = [each for each in counted if isinstance(each, AccountsCounted)]
+        assert [(each.accounts, each.needing["suspended"]) for each in found] == [(1, 1), (0, 0)]
+
+
 @pytest.mark.slow
 async def test_what_a_worker_cannot_serve_is_seen_from_everywhere(platform: Platform) -> None:
     """A vault that fails for one merchant shows in the overview of another host, and no more once it is well."""
