@@ -8,8 +8,8 @@ reported once.
 `AccountStore.seen` remembers the rows, so a page of known rows asks nothing of the database:
 
 - True: a payment has acknowledged it, so it also shows which merchant is ours.
-- False: it is history, or was found in the list by its payment.
-- a time: nothing owns it yet, and it is judged from then on; one of another merchant, whether it still is.
+- False: it is history, of another merchant, or was found in the list by its payment.
+- a time: nothing owns it yet, and it is judged from then on.
 - its status: it was reported, or explained.
 
 Critical section: of several processes that report a row at once, the one that has noted so does it. A task that is
@@ -78,7 +78,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _MOST, _MOST_STRANGERS = 1_000, 900
 # Rows within a week that prove another system, and for how long that holds after the last one.
 _PROOF, _WEEK, _MONTH = 3, timedelta(days=7), timedelta(days=30)
-# The time between two warnings, after a failure of the store, and between two looks at another merchant's row.
+# The time between two warnings, and after a failure of the store.
 _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
 # The time between two looks whether the store's life goes on.
@@ -193,11 +193,8 @@ class UnclaimedObserver:
     def _due_at(self, row: Transaction, facts: RowFacts, now: datetime) -> datetime | None:
         """Return from when a row without an owner is judged, if it is to have a line now; else remember it."""
         made_at, known = row.created_at, self._seen.get(row.id)
-        row_class = facts.classify(row, self._skew)
-        if row_class is not RowClass.UNMATCHED:
-            # The account may get another merchant's id, by `rebind`.
-            is_others = row_class is RowClass.OTHER_MERCHANT
-            self._store.remember(row.id, shift(now, _QUIET) if is_others else False)
+        if facts.classify(row, self._skew) is not RowClass.UNMATCHED:
+            self._store.remember(row.id, False)
             return None
         due_at = known if isinstance(known, datetime) else now + self._wait
         is_old = made_at is None or made_at < shift(now, self._ahead - self._wait)
