@@ -210,7 +210,8 @@ class Payments(PaymentBook):
 
         def identify(journal: Journal, now: datetime) -> PaymentRecord | StoreError:
             record = journal.find(key, lock=True)
-            if record is not None and record.transaction_id == transaction.id:  # by the same word of another, say
+            is_same = record is not None and record.transaction_id == transaction.id and record.cause is None
+            if record is not None and is_same:  # by the same word of another, say
                 return with_fitting(journal, record)
             done = assign(journal, lock_unresolved(journal, key, now), transaction, note=note, now=now)
             return done if isinstance(done, StoreError) else with_fitting(journal, done)

@@ -327,7 +327,7 @@ class ConsumerReader:
         while self._start == "now" and feed.has_more:
             feed = number_changes(table.journal)
         # One that is forgotten meanwhile is not made again: it would begin behind the changes that it has not read.
-        return feed, table.lock(feed, self._start if self._delivery is None else None, now)
+        return feed, table.lock(feed, None if self._has_begun else self._start, now)
 
     async def _record(self, cursor: str, work: Callable[[ConsumerTable, str], T]) -> T:
         """Run work of `done` or `failed` about a change; if it fails, begin again at the place that the store keeps."""
