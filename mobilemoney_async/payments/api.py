@@ -194,7 +194,7 @@ class Payments(PaymentBook):
 
         Returns:
             The payment as it is now, with the `candidates` that are left: this word says nothing of them. One that is
-            this transaction already stays as it is.
+            this transaction already stays as it is, unless another end of it was seen.
 
         Raises:
             InvalidRequest: An argument is blank.

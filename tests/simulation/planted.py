@@ -227,8 +227,8 @@ DEFECTS = (
     Defect(  # before "payments: one predicate decides when a payment is looked for"
         "a later payment makes no unknown one due",
         "payments/records/due.py",
-        "sa.or_(is_time, _has_what_it_lacked(now, grace))",
-        "is_time",
+        "PaymentState.UNKNOWN, sa.or_(_IS_TIME, _has_what_it_lacked())),",
+        "PaymentState.UNKNOWN, _IS_TIME),",
     ),
     Defect(
         "a final state that changes is told to nobody",

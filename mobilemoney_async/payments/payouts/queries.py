@@ -111,8 +111,10 @@ def hand_over(journal: Journal, id: str) -> None:
     """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
     may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
     for other in journal.rows(batches, batches.c.state == APPROVED, batches.c.id != id, order_by=[batches.c.id]):
-        of_lines = (_IS_OF_LINE, batch_lines.c.account == journal.account, batch_lines.c.batch == other.id)
-        journal.execute(payments.update().where(*of_lines, payments.c.batch == id, may_be_sent).values(batch=other.id))
+        keys = journal.execute(journal.select(batch_lines, batch_lines.c.key).where(batch_lines.c.batch == other.id))
+        for some in chunks(keys.scalars().all()):
+            of_keys = (payments.c.batch == id, may_be_sent, payments.c.key.in_(some))
+            journal.change_rows(payments, *of_keys, batch=other.id)
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[Row]:
