@@ -400,9 +400,9 @@ async def test_a_parked_change_may_be_done_after_all(client: AsyncClient, feed: 
 async def test_a_slow_reader_of_a_consumer_that_is_forgotten_does_not_begin_anew(client: AsyncClient) -> None:
     """A handler of more than a minute looks dead to others: its reader says so, and skips nothing."""
     async with aclosing(client.payments.changes(consumer="books", start="now")) as feed:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(enqueue, client, "a")
-            change = await anext(feed)
+        await feed.begin()
+        await enqueue(client, "a")
+        change = await anext(feed)
         await anyio.sleep(75)
         await client.payments.forget_consumer("books")
         await enqueue(client, "b")
