@@ -218,9 +218,9 @@ def openapi(session: nox.Session) -> None:
     session.run("python", "-m", "tests.openapi", *options)
 
 
-@nox.session(python=LOWEST_PYTHON, tags=["full"])
+@nox.session(python=LOWEST_PYTHON, default=False)
 def simulate(session: nox.Session) -> None:
-    """Run the same four histories of the simulator; new ones for an hour: `-- --minutes 60`."""
+    """Run four histories of the simulator beside those that `slow` plays; new ones for an hour: `-- --minutes 60`."""
     session.install(wheel(session), *group("test"))
     session.run("python", "-m", "tests.simulation", *(session.posargs or ("--seed", "1", "--seeds", "4")))
 
