@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -136,8 +136,13 @@ def _require_kind(kind: str, dialect: str) -> None:
 
 
 def _require_readable(driver: Any) -> None:
-    """Refuse a session of PostgreSQL whose answers the driver cannot read: once it is asked, the payment is queued."""
+    """Refuse a session of PostgreSQL whose answers the driver cannot read: once it is asked, the payment is queued.
+
+    Or reads later: in a pipeline, an error comes after whoever enqueues was told that the payment is queued.
+    """
     info = getattr(driver, "info", None)
+    if getattr(info, "pipeline_status", 0):
+        raise refuse("connection", "in no pipeline: end that first")
     if getattr(info, "encoding", None) == "ascii":
         raise refuse("connection", "one that reads text as str: its client_encoding is SQL_ASCII")
     if info is not None and not (info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
@@ -176,14 +181,7 @@ def _open_plain(connection: sqlite3.Connection) -> Any:
 
 def _open_psycopg(psycopg: Any, connection: Any) -> Any:
     """Open a cursor of the plain class, whatever the connection's own cursors and rows are."""
-
-    class Cursor(psycopg.Cursor):  # type: ignore[misc]
-        def execute(self, *arguments: Any) -> None:
-            super().execute(*arguments)
-            with suppress(psycopg.ProgrammingError, IndexError):  # there are no rows
-                self.scroll(0)  # in a pipeline it waits for the answer
-
-    cursor = Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
     cursor.adapters.register_loader("timestamptz", psycopg.types.datetime.TimestamptzLoader)
     return cursor
 
