@@ -320,7 +320,8 @@ def rebind(
     Takes the service and the credentials as reconcile does. Sends nothing.
     """
     _note(lambda client: client.payments.rebind(note=note), service)
-    print(visible(f"Account {service.settings().account!r} is bound to this base URL and these credentials."))
+    said = f"Account {service.settings().account!r} is bound to this base URL and these credentials."
+    print(visible(f"{said} Restart its other processes."))
 
 
 def _note(word: Callable[[AsyncClient], Awaitable[None]], service: Service) -> None:
