@@ -54,8 +54,7 @@ nox.options.sessions = ["fast"]
 INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 # Many tests wait for databases and processes: as many workers as cores would leave a third of the cores idle. Each has
-# a PostgreSQL of its own, so there are not too many; each collects all tests, so `.ci/run` says fewer where several runs
-# are under way.
+# a PostgreSQL of its own, so there are not too many. Each collects all tests: `.ci/run` says fewer where several run.
 WORKERS = int(os.environ.get("MOBILEMONEY_TESTS_WORKERS") or min(max(2, 3 * (os.cpu_count() or 1) // 2), 16))
 PYTEST = ("-m", "pytest", "-n", str(WORKERS), "--dist", "worksteal")
 # What a second Python need not show again. MOBILEMONEY_TESTS_PAIRS of tests/support/scale.py says which repetitions.

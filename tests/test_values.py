@@ -275,6 +275,8 @@ class TestRedaction:
         ("said", "shown"),
         [
             ("no such recipient +255680000001.", "no such recipient +25568…001."),
+            ("denied for table mobilemoney_payment_history", "denied for table mobilemoney_payment_history"),
+            ("mobilemoney_payment_historyX mobilemoney_token_1", "[redacted] mobilemoney_token_1"),
             ('{"phone_number":"+255680000001"}', '{"phone_number":"+25568…001"}'),
             ("call 0680 000 001 now", "call 068…01 now"),
             ("your code is 493817", "your code is …"),

@@ -330,7 +330,7 @@ def judge_store(health: StoreHealth, *, has_key: bool) -> list[Finding]:
         return [_problem("store", health.refusal, None)]
     findings = [_ok("store", f"it opens and can be written; tables of version {health.version}")]
     if health.cannot_write is not None:
-        advice = "give this user the right to write it (for SQLite: the file and its folder)"
+        advice = "name the server that writes, and give this user the right to (for SQLite: to the file and its folder)"
         findings = [_problem("store", f"it cannot be written: {health.cannot_write}", advice)]
     text = f"payments with an unknown result: {health.unresolved}"
     unresolved = _warning("payments", text, "run mobilemoney payments reconcile")

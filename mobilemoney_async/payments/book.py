@@ -82,7 +82,8 @@ class PaymentBook:
             InvalidRequest: The key is blank.
         """
         name = require_name("key", key)
-        return await self._store.read(lambda journal: queries.find_with_history(journal, name))
+        # Shared, so that it does not stand behind writers that wait for a lock of SQLite.
+        return await self._store.read(lambda journal: queries.find_with_history(journal, name), share_key=name)
 
     async def list(
         self,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import InvalidRequest, SQLStore, StoreError
+from mobilemoney_async import InvalidRequest, PaymentRecord, SQLStore, StoreError
 from mobilemoney_async.database import connections as connections_module
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.url import obstacle, readable_files
 from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sandbox import Sandbox
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.support.databases import Postgres
 from tests.support.patience import PATIENCE
@@ -381,6 +383,33 @@ async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, mo
     other.close()
     assert await database.write(one) == 1
     database.close()
+
+
+@on_asyncio
+@pytest.mark.real_time
+async def test_a_payment_is_shown_while_writers_wait_for_another_program(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though there are more of them than threads for single work."""
+    monkeypatch.setattr(connections_module, "PATIENCE", 5)
+    async with Sandbox().client(store=sqlite_file_url) as client:
+        queue = partial(client.payments.enqueue, type="collection", amount=5000)
+        await queue(phone_number="+255681234000", idempotency_key="order-0")
+        queued = list[PaymentRecord]()
+
+        async def enqueue(number: int) -> None:
+            queued.append(await queue(phone_number=f"+25568123400{number}", idempotency_key=f"order-{number}"))
+
+        with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            async with anyio.create_task_group() as tasks:
+                for number in range(1, 5):
+                    tasks.start_soon(enqueue, number)
+                await anyio.wait_all_tasks_blocked()
+                assert await client.payments.get("order-0") is not None
+                assert queued == []
+                other.execute("COMMIT")
+        assert len(queued) == 4
 
 
 async def test_the_time_of_sqlite_keeps_to_a_virtual_clock(sqlite_file_url: str) -> None:
