@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 import anyio
 import attrs
 
-from mobilemoney_async.calls.collaborators import Claim
+from mobilemoney_async.calls.collaborators import AccountClaim
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
     DEFAULT_HEADERS,
@@ -427,7 +427,7 @@ class ClientOwner:
         """Close the idle connections, and leave the store. The next call opens new ones; `reopen` before it."""
         if self.client._store is not None and not keeps_store:
             await self.client._store.leave()
-        await self.client._pipeline.wire.rest()
+        await self.client._pipeline.wire.close_idle()
 
     async def close(self) -> None:
         """Close the client and its connections for good."""
@@ -435,7 +435,7 @@ class ClientOwner:
             await self.client._store.leave()
         await self.client._pipeline.wire.aclose()
 
-    def claimed(self, claim: Claim) -> AsyncClient:
+    def claimed(self, claim: AccountClaim) -> AsyncClient:
         """Return a client that shares everything with this one, and sends only while a claim of its account holds."""
         pipeline = self.client._pipeline
         options = attrs.evolve(pipeline.options, deadline=None)

@@ -89,14 +89,14 @@ class LoopClock:
         loop: Any = asyncio_loop()
         now = anyio.current_time() if loop is None else loop.time()
         loop = loop or current_token().native_token
-        known, ahead = self._known
+        known, offset = self._known
         if loop is not known:
             self.backend = current_token().backend_class
             host = monotonic() - now
             self._first = host if self._first is None else self._first
-            ahead = host - self._first
-            self._known = loop, ahead
-        return now + ahead
+            offset = host - self._first
+            self._known = loop, offset
+        return now + offset
 
 
 class PerLoop(Generic[V]):

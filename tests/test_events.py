@@ -87,8 +87,8 @@ async def test_the_time_that_it_takes_to_ask_a_limiter_is_no_wait(seconds: float
     """A call and a poller's request that had not to wait say so; by a real clock, nothing takes no time."""
 
     class Asked(RateLimiter):
-        async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
-            await super().acquire(priority, ahead=ahead)
+        async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
+            await super().acquire(priority, front_of_lane=front_of_lane)
             await anyio.sleep(seconds)
 
     def answer(sent: Sent) -> httpx.Response | Response:

@@ -42,10 +42,10 @@ class RowObserver(Protocol):
 
 
 class ClaimEndedError(StoreError):
-    """End of a `Claim`: nothing was sent, and another host goes on."""
+    """End of an `AccountClaim`: nothing was sent, and another host goes on."""
 
 
-class Claim(Protocol):
+class AccountClaim(Protocol):
     """Right to serve an account, which one host of a platform has at a time.
 
     Attributes:

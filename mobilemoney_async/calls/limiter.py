@@ -47,7 +47,7 @@ class Limiter(Protocol):
     def hold(self, seconds: float) -> None:
         """Grant nothing for a while, as the service asked."""
 
-    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
         """Wait until a request may be sent."""
 
 
@@ -75,7 +75,7 @@ class _Lane:
         return now >= max(first.since, self.last_turn) + self.patience
 
 
-class Line(NamedTuple):
+class LaneState(NamedTuple):
     """Requests that wait in one lane.
 
     Attributes:
@@ -194,10 +194,10 @@ class LaneQueue:
         self._places.take(now)
         return True
 
-    def lines(self) -> dict[Priority, Line]:
+    def lines(self) -> dict[Priority, LaneState]:
         """Return the lanes in which requests wait."""
         return {
-            priority: Line(len(lane.waiters), next(iter(lane.waiters)).since)
+            priority: LaneState(len(lane.waiters), next(iter(lane.waiters)).since)
             for priority, lane in self._lanes.items()
             if lane.waiters
         }
@@ -221,7 +221,7 @@ class LaneQueue:
             lane.waiters.clear()
         self.length = 0
 
-    async def wait(self, priority: Priority, now: float, *, ahead: bool) -> None:
+    async def wait(self, priority: Priority, now: float, *, front_of_lane: bool) -> None:
         """Wait for a place in a lane from `now` on, and take it. Cancelling gives it back.
 
         Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time, and
@@ -233,7 +233,7 @@ class LaneQueue:
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
         waiter = _Waiter(now, self._clock.backend.create_event())
         lane.waiters[waiter] = None
-        if ahead:
+        if front_of_lane:
             lane.waiters.move_to_end(waiter, last=False)
         self.length += 1
         if self._timekeeper is None:
@@ -380,7 +380,7 @@ class RateLimiter:
         """
         self._bucket.hold(self._queue.now() + require_seconds("seconds", seconds, allow_zero=True))
 
-    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
         """Wait until a request may be sent.
 
         A free place is taken without yielding to the event loop, which can happen `burst` times in a row only.
@@ -388,14 +388,14 @@ class RateLimiter:
 
         Args:
             priority: The lane.
-            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
+            front_of_lane: Whether to go to the head of the lane: for a request that those in line depend on.
 
         Raises:
             InvalidRequest: Requests wait in another event loop, or `priority` is not one.
         """
         now = self._queue.now()
         if not self._queue.take_free(now):
-            await self._queue.wait(priority, now, ahead=ahead)
+            await self._queue.wait(priority, now, front_of_lane=front_of_lane)
 
     async def __aenter__(self) -> Self:
         await self.acquire()

@@ -37,7 +37,7 @@ _LONGEST_LIFE = 1e9
 
 
 @attrs.frozen
-class Pause:
+class LoginPause:
     """Time in which no login is made: calls that need one fail at once, with the error that began it."""
 
     error: MobileMoneyError
@@ -52,7 +52,7 @@ class LoginState:
     token: Secret | None = None  # the newest one, unless it was refused
     renew_at: float = NEVER
     expires_at: float = NEVER
-    pause: Pause | None = None  # the latest one
+    pause: LoginPause | None = None  # the latest one
     fresh_refused_at: float = NEVER  # when a new token was last refused, or a create last got a 401 with its token
 
     def fresh(self, now: float) -> Secret | None:
@@ -94,7 +94,7 @@ class LoginState:
             length = min(longest, max(length, 2 * last.length))
         asked = error.retry_after if isinstance(error, APIError) and not isinstance(error, ServerError) else None
         until = now + max(length, min(asked or 0.0, _REFUSED[1]))
-        return attrs.evolve(self, pause=Pause(error, until, length)).renewed_from(until)
+        return attrs.evolve(self, pause=LoginPause(error, until, length)).renewed_from(until)
 
     def rejected(self, token: Secret, now: float, *, replacement: bool) -> LoginState:
         """Return the state after the service refused a token; the same one if a newer token has taken its place.

@@ -15,7 +15,7 @@ import anyio
 import attrs
 
 from mobilemoney_async.calls.bodies import read_value
-from mobilemoney_async.calls.collaborators import Admission, AnswerFacts, AttemptRecorder, Claim, RowObserver
+from mobilemoney_async.calls.collaborators import AccountClaim, Admission, AnswerFacts, AttemptRecorder, RowObserver
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
@@ -71,7 +71,7 @@ class _Call:
     recorder: AttemptRecorder | None = None
     facts: AnswerFacts | None = None
     granted_at: float | None = None
-    ahead: bool = False
+    front_of_lane: bool = False
     retry: RetryPolicy | None = None
     flight: Flight | None = None
     sent_at: datetime | None = None
@@ -95,7 +95,7 @@ class Pipeline:
     random: Callable[[], float]  # from 0 to 1
     on_event: Handler | None = None
     observer: RowObserver | None = None
-    claim: Claim | None = None  # of a worker's clients
+    claim: AccountClaim | None = None  # of a worker's clients
     admission: Admission | None = None  # where a vault gives the token
     suspicions: Suspicions = attrs.field(factory=Suspicions)
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
@@ -208,14 +208,14 @@ class Pipeline:
                     # It was the login that was rejected, and a login comes before the limiter.
                     await anyio.sleep(decision.hold)
                 case Action.HOLD_AND_RETRY:
-                    call.ahead = True  # its turn had come before that of the calls behind it
+                    call.front_of_lane = True  # its turn had come before that of the calls behind it
                 case Action.RETRY:
                     await anyio.sleep(decision.pause)
                 case Action.RENEW_AND_REPLAY:
                     # The login itself belongs to the next attempt, so that its failure is one that is retried.
                     renewed, call.refused, call.refusal = True, call.token, error
                     call.attempts -= 1
-                    call.ahead = True
+                    call.front_of_lane = True
                 case _:
                     raise self._final(call, error, renewed=renewed)
 
@@ -246,7 +246,7 @@ class Pipeline:
         asked_at, place = loop_time(), call.granted_at
         if place is None or asked_at > place + FRESH:
             # A place that lay unused during a login would come on top of those granted since.
-            await self.limiter.acquire(call.lane, ahead=call.ahead or place is not None)
+            await self.limiter.acquire(call.lane, front_of_lane=call.front_of_lane or place is not None)
         call.granted_at = None
         if self._instrumentation is not None:
             self._instrumentation.waited(call.lane, loop_time() - asked_at)
@@ -256,7 +256,7 @@ class Pipeline:
             call.token = await self.token()
             if loop_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
-                await self.limiter.acquire(call.lane, ahead=True)
+                await self.limiter.acquire(call.lane, front_of_lane=True)
         self.wire.check_open()
 
     async def _attempt(self, call: _Call) -> Any:
@@ -408,7 +408,7 @@ class Pipeline:
         content = encode("password", {"email": email, "password": password})
         # Ahead of the payments in its lane: they need the token too. One attempt: the calls that wait for it try again,
         # each by its own policy, and the two must not multiply.
-        call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, {"email": email}, ahead=True, retry=_ONCE)
+        call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, {"email": email}, front_of_lane=True, retry=_ONCE)
         asked_at, error = loop_time(), None
         try:
             result: LoginResult = await self._run(call)

@@ -351,7 +351,7 @@ class Wire:
         # Outside: the rest of the cause must not come back as the context.
         raise failed from cause
 
-    async def rest(self) -> None:
+    async def close_idle(self) -> None:
         """Close the idle connections of our own pool, whatever fails in it. The next request opens new ones."""
         await shielded(lambda: self._sender.aclose(is_resting=True), timeout=_CLOSE_TIMEOUT, ignored=Exception)
 

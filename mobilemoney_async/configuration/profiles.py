@@ -42,7 +42,7 @@ def invalid(argument: str, text: str) -> InvalidRequest:
 
 
 @attrs.frozen(kw_only=True)
-class Source:
+class SettingsSource:
     """Source of settings: a profile of the file, the environment, or the options of a command.
 
     The place is for messages. Paths, and that of an SQLite store, are absolute: a relative one counts from the file's
@@ -92,7 +92,7 @@ class Source:
         return settings
 
 
-_SANDBOX = {"sandbox": Source(name="sandbox")}
+_SANDBOX = {"sandbox": SettingsSource(name="sandbox")}
 
 
 @attrs.frozen(kw_only=True)
@@ -101,9 +101,9 @@ class Profiles:
 
     path: Path | None = None
     default: str | None = None
-    by_name: Mapping[str, Source] = _SANDBOX
+    by_name: Mapping[str, SettingsSource] = _SANDBOX
 
-    def get(self, name: str) -> Source:
+    def get(self, name: str) -> SettingsSource:
         """Return a profile, or raise `InvalidRequest` if there is none of that name."""
         if name in self.by_name:
             return self.by_name[name]
@@ -209,7 +209,7 @@ def _refuse_other_writers(path: Path, status: os.stat_result) -> None:
         raise InvalidRequest(f"{path}: {text}", argument="config")
 
 
-def read_environment(environ: Mapping[str, str]) -> Source:
+def read_environment(environ: Mapping[str, str]) -> SettingsSource:
     """Return the credentials and the store of the environment; an empty variable counts as none."""
     values: dict[str, Any] = {}
     for key in _ENVIRONMENT_KEYS:
@@ -218,7 +218,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
             values[key] = Path(os.path.expanduser(text))
         elif text.strip():
             values[key] = text.strip() if key in {"email", "store"} else Secret(text)
-    return Source(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
+    return SettingsSource(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
 
 
 def _variable(key: str) -> str:
@@ -237,7 +237,7 @@ def _check(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Profile
     return Profiles(path=path, default=default, by_name=by_name)
 
 
-def _check_profile(path: Path, name: str, section: object, is_private: bool) -> Source:
+def _check_profile(path: Path, name: str, section: object, is_private: bool) -> SettingsSource:
     where = f"profiles.{name}"
     if not isinstance(section, dict):
         raise invalid(where, f"must be a table, [{where}]")
@@ -250,7 +250,7 @@ def _check_profile(path: Path, name: str, section: object, is_private: bool) -> 
             raise InvalidRequest(f"{where}.{exc}", argument=f"{where}.{key}") from None
     if not is_private:
         _refuse_readable_secrets(where, values)
-    source = Source(name=name, place=str(path), values=values)
+    source = SettingsSource(name=name, place=str(path), values=values)
     source.refuse_alternatives()
     return source
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from mobilemoney_async.configuration.disbursement_limits import DisbursementLimits
-from mobilemoney_async.configuration.profiles import Profiles, Source, invalid, read_environment, read_profiles
+from mobilemoney_async.configuration.profiles import Profiles, SettingsSource, invalid, read_environment, read_profiles
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, require_name
 
@@ -116,7 +116,7 @@ def load_settings(
     values: dict[str, Any] = {}
     sources = {"base_url": target.place}
     # From the weakest to the strongest.
-    for source in (*target.uses, Source(name="options", place="flag", values=options)):
+    for source in (*target.uses, SettingsSource(name="options", place="flag", values=options)):
         settings = source.read()
         _remove_other_credentials(values, settings)
         values.update(settings)
@@ -178,7 +178,7 @@ def read_store_key(environ: Mapping[str, str] = os.environ) -> Secret | None:
     """Return the key of a store that the environment names without a service."""
     values = read_environment(environ).values
     of_key = {name: value for name, value in values.items() if name.startswith("store_key")}
-    found: Secret | None = Source(name="environment", values=of_key).read().get("store_key")
+    found: Secret | None = SettingsSource(name="environment", values=of_key).read().get("store_key")
     return found
 
 
@@ -209,17 +209,21 @@ class _Target:
     name: str
     base_url: str
     place: str
-    uses: tuple[Source, ...]
+    uses: tuple[SettingsSource, ...]
     is_chosen: bool = True
 
 
 def _choose(
-    profile: str | None, base_url: str | None, environ: Mapping[str, str], profiles: Profiles, environment: Source
+    profile: str | None,
+    base_url: str | None,
+    environ: Mapping[str, str],
+    profiles: Profiles,
+    environment: SettingsSource,
 ) -> _Target:
     home_url, home = _find_home(environ, profiles)
     if home_url is None and home is None:
         return _choose_without_home(profile, base_url, profiles, environment)
-    of_home = _profile_url(profiles.by_name.get(home or "", Source(name=home or "")))
+    of_home = _profile_url(profiles.by_name.get(home or "", SettingsSource(name=home or "")))
     service_url = home_url or (of_home and of_home[0]) or base_url
     if base_url is not None and profile is None and not _is_same(base_url, service_url):
         # The command knows nothing but the URL of this service.
@@ -227,7 +231,7 @@ def _choose(
     is_home = profile in {None, home}
     name = profile or home
     # A URL of the environment needs no profile.
-    section = Source(name=environment.name) if name is None else profiles.get(name)
+    section = SettingsSource(name=environment.name) if name is None else profiles.get(name)
     url, place = _find_url(base_url, home_url if is_home else None, section)
     uses = (section, environment) if is_home and _is_same(url, service_url) else (section,)
     return _Target(section.name, url, place, uses)
@@ -239,7 +243,9 @@ def _find_home(environ: Mapping[str, str], profiles: Profiles) -> tuple[str | No
     return url, name or (profiles.default if url is None else None)
 
 
-def _choose_without_home(profile: str | None, base_url: str | None, profiles: Profiles, environment: Source) -> _Target:
+def _choose_without_home(
+    profile: str | None, base_url: str | None, profiles: Profiles, environment: SettingsSource
+) -> _Target:
     """Choose where the environment names no service: its values go to ``--base-url``, or are refused."""
     if base_url is not None and profile is None:
         return _Target("command line", base_url, "--base-url", (environment,))
@@ -251,14 +257,14 @@ def _choose_without_home(profile: str | None, base_url: str | None, profiles: Pr
     return _Target(section.name, url, place, (section,), is_chosen=profile is not None)
 
 
-def _profile_url(profile: Source) -> tuple[str, str] | None:
+def _profile_url(profile: SettingsSource) -> tuple[str, str] | None:
     """Return the URL of a profile, and its source."""
     if profile.base_url is not None:
         return profile.base_url, f"profile {profile.name}"
     return (SANDBOX_URL, "built in") if profile.name == SANDBOX else None
 
 
-def _find_url(option: str | None, variable: str | None, profile: Source) -> tuple[str, str]:
+def _find_url(option: str | None, variable: str | None, profile: SettingsSource) -> tuple[str, str]:
     """Return the URL of a command's service, and its source."""
     for url, source in ((option, "--base-url"), (variable, "MOBILEMONEY_BASE_URL")):
         if url is None:

@@ -27,11 +27,11 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 # merchant's own transaction comes without a notice, and so does one at the server that has taken over from this one's.
 _POLL = 0.5
 # Seconds until the next attempt to listen.
-_DEAF = 5.0
+_RELISTEN_DELAY = 5.0
 
 
 @attrs.define(eq=False)
-class _Waiter(Waiter):
+class _ChangeReader(Waiter):
     """Reader that waits for changes of an account after a number."""
 
     account: str
@@ -42,14 +42,14 @@ class _Waiter(Waiter):
 class ChangeWatch:
     """Wait of all readers of one database and event loop for new changes."""
 
-    _leader: Leader[_Waiter] = attrs.field(factory=Leader)
-    _stirred: anyio.Event = attrs.field(factory=anyio.Event)
+    _leader: Leader[_ChangeReader] = attrs.field(factory=Leader)
+    _notified: anyio.Event = attrs.field(factory=anyio.Event)
     _driver: Any = None  # its connection that listens
-    _deaf_until: float = -math.inf
+    _relisten_at: float = -math.inf
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Look for changes at once: this process has made one."""
-        self._stirred.set()
+        self._notified.set()
 
     def close(self) -> None:
         """Stop listening. The next reader begins again."""
@@ -63,11 +63,11 @@ class ChangeWatch:
         Raises:
             StoreError: The store failed.
         """
-        waiter = _Waiter(account, number)
+        waiter = _ChangeReader(account, number)
         with anyio.CancelScope(deadline=until):
             await self._leader.wait(waiter, lambda: self._lead(database, waiter))
 
-    async def _lead(self, database: Database, own: _Waiter) -> None:
+    async def _lead(self, database: Database, own: _ChangeReader) -> None:
         """Ask for all, until there is something for the caller."""
         await database.open()  # the first use shows whether a pooler is between, through which none can listen
         async with task_group() as tasks:
@@ -75,22 +75,22 @@ class ChangeWatch:
             if database.can_listen and not clock_stands_still():
                 tasks.start_soon(self._listen, database)
             # From here on a change of this process is not missed: the query comes after it.
-            self._stirred = anyio.Event()
+            self._notified = anyio.Event()
             while True:
                 await self._look(database)
                 if own.is_done:
                     break
                 try:
                     with anyio.move_on_after(_POLL):
-                        await self._stirred.wait()
+                        await self._notified.wait()
                 finally:  # as above; and one that was waited for would keep its event loop
-                    self._stirred = anyio.Event()
+                    self._notified = anyio.Event()
             tasks.cancel_scope.cancel()
 
     async def _listen(self, database: Database) -> None:
         """Look at once when the database notifies this process, or has begun to: it has missed the notices before."""
         while True:
-            await anyio.sleep_until(self._deaf_until)
+            await anyio.sleep_until(self._relisten_at)
             try:
                 if self._driver is None:
                     await shielded(lambda: self._connect(database))  # the time-outs bound it
@@ -101,9 +101,9 @@ class ChangeWatch:
                 self.close()
                 said = exc if isinstance(exc, StoreError) else type(exc).__name__
                 logger.debug("no notices of the database: %s", said)
-                self._deaf_until = anyio.current_time() + _DEAF
+                self._relisten_at = anyio.current_time() + _RELISTEN_DELAY
             else:
-                self.stir()
+                self.notify()
 
     async def _connect(self, database: Database) -> None:
         """Open the connection that listens: it must not be lost."""

@@ -59,7 +59,7 @@ _OWN = (
 
 # How far the host's monotonic clock, which its processes share, is ahead of an event loop's: measured once for a loop,
 # so that in virtual time the store's clock is virtual too.
-_ahead_of_the_loop = PerLoop(lambda: monotonic() - loop_time())
+_clock_offset = PerLoop(lambda: monotonic() - loop_time())
 
 # The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
 _guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
@@ -194,8 +194,8 @@ class Database:
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
-        is_server, ahead = self.dialect == "postgresql", _ahead_of_the_loop.of(Database)
-        began_at, began = loop_time() + ahead, monotonic()
+        is_server, clock_offset = self.dialect == "postgresql", _clock_offset.of(Database)
+        began_at, began = loop_time() + clock_offset, monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
 
@@ -215,7 +215,7 @@ class Database:
         work_of = Work(timed, writes=writes, durable=durable, share_key=share_key, own_thread=own_thread)
         result, seen, at = await self._run(work_of)
         # Everything since, the commit above all, took time of its own.
-        return result, loop_time() - (monotonic() - at) - seen if is_server else -ahead
+        return result, loop_time() - (monotonic() - at) - seen if is_server else -clock_offset
 
     def time_of_transaction(self, utcnow: Callable[[], datetime]) -> Callable[[sa.Connection], datetime]:
         """Return what tells a transaction the time, where it decides what cannot be taken back: by PostgreSQL's clock.

@@ -27,7 +27,7 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import account_claims, hosts, insert_missing, is_among, leases, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.merchants.shares import Shares
-from mobilemoney_async.payments.records.due import Work, accounts_with_work
+from mobilemoney_async.payments.records.due import DueWork, accounts_with_work
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.tasks import Signal, shielded
 
@@ -62,7 +62,7 @@ class Claim:
     account: str
     host: str
     until: float
-    work: Work
+    work: DueWork
     poller: tuple[str, int, int] | None = None
     ttl: float = TTL
     _changed: Signal = attrs.field(factory=Signal)
@@ -73,18 +73,18 @@ class Claim:
             said = "the account's claim has ended: it was not renewed in time"
             raise ClaimEndedError(said, outcome="not_sent")
 
-    def note_work(self, work: Work) -> None:
+    def note_work(self, work: DueWork) -> None:
         """Note which work is due."""
         if work != self.work:
             self.work = work
             self._changed.send()
 
-    async def is_due(self, work: Work) -> None:
+    async def is_due(self, work: DueWork) -> None:
         """Wait until some work is due."""
         while not self.work & work:
             await self._changed.wait()
 
-    async def is_done(self, work: Work, *, linger: float) -> None:
+    async def is_done(self, work: DueWork, *, linger: float) -> None:
         """Wait until some work has not been due for so many seconds."""
         while True:
             while self.work & work:
@@ -180,8 +180,8 @@ class Claims:
                 claim.until = until
             if claim.poller is not None:
                 claim.poller = found.pollers.get(account)
-            claim.note_work(Work(found.kept[account]))
-        new = [Claim(each, self.host, until, Work(due)) for each, due in found.new.items()]
+            claim.note_work(DueWork(found.kept[account]))
+        new = [Claim(each, self.host, until, DueWork(due)) for each, due in found.new.items()]
         self.held |= {claim.account: claim for claim in new}
         return Renewal(new, lost, found.surplus, found.looks)
 
@@ -284,7 +284,7 @@ def _claim_all(connection: sa.Connection, host: str, accounts: Sequence[str], no
     return new
 
 
-def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -> None:
+def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, DueWork]) -> None:
     """Write which work is due: into the claims that are there, new ones, or none any more."""
     run, now = connection.execute, clock()
     noted = {row.account: row.work for row in run(sa.select(_claim.account, _claim.work))}

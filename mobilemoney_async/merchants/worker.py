@@ -25,7 +25,7 @@ from mobilemoney_async.merchants.claims import Claim, Claims
 from mobilemoney_async.payments.outbox.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.ownership.binding import service_address
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.due import Work
+from mobilemoney_async.payments.records.due import DueWork
 from mobilemoney_async.payments.records.queries import chunks
 from mobilemoney_async.payments.records.statements import OF_ACCOUNT
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -42,7 +42,7 @@ _REPORT = 60.0
 _BATCH, _AT_ONCE = 250, 10
 # Pauses after which a part that failed is started again, seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-_ANY = Work.FOLLOW | Work.RECONCILE | Work.DISPATCH
+_ANY = DueWork.FOLLOW | DueWork.RECONCILE | DueWork.DISPATCH
 
 
 class Worker(anyio.AsyncContextManagerMixin):
@@ -195,16 +195,16 @@ class Worker(anyio.AsyncContextManagerMixin):
             # It may ask a function of the platform's for the store, which may take long: not in one of the few places.
             client = ClientOwner(await stack.enter_async_context(self._open_client(claim.account))).claimed(claim)
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(self._persist, claim, Work.FOLLOW, partial(self._follow, client, claim))
-            tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))
-            tasks.start_soon(self._persist, claim, Work.DISPATCH, partial(self._dispatch, client, claim))
+            tasks.start_soon(self._persist, claim, DueWork.FOLLOW, partial(self._follow, client, claim))
+            tasks.start_soon(self._persist, claim, DueWork.RECONCILE, partial(self._reconcile, client))
+            tasks.start_soon(self._persist, claim, DueWork.DISPATCH, partial(self._dispatch, client, claim))
             await claim.is_done(_ANY, linger=_LINGER)
             while claim.account in self._dispatchers:  # its last answer may take longer
                 await until_answered(self._dispatchers[claim.account])
                 await claim.is_done(_ANY, linger=_LINGER)
             tasks.cancel_scope.cancel()
 
-    async def _persist(self, claim: Claim, work: Work, run: Callable[[], Awaitable[None]]) -> None:
+    async def _persist(self, claim: Claim, work: DueWork, run: Callable[[], Awaitable[None]]) -> None:
         """Run a part whenever there is work for it; again, after a pause, where it fails."""
         pause = _FIRST_PAUSE
         while True:
@@ -231,7 +231,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         async with AsyncExitStack() as stack:
             async with self._starts:
                 await stack.enter_async_context(client.poller(resume=True))
-            await claim.is_done(Work.FOLLOW, linger=_LINGER)
+            await claim.is_done(DueWork.FOLLOW, linger=_LINGER)
 
     async def _reconcile(self, client: AsyncClient) -> None:
         await client.payments.reconcile()
@@ -241,7 +241,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         async with client.dispatcher() as dispatcher:
             self._dispatchers[claim.account] = dispatcher
             try:
-                await claim.is_done(Work.DISPATCH, linger=_DISPATCH_LINGER)
+                await claim.is_done(DueWork.DISPATCH, linger=_DISPATCH_LINGER)
                 await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]

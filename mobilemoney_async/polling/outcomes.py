@@ -69,7 +69,7 @@ class _Link:
 
 
 @attrs.define(eq=False)
-class _Waiter:
+class _OutcomeWaiter:
     """Event for the tasks that wait for one payment, and its outcome; None if the poller is closed before."""
 
     ended: anyio.Event = attrs.field(factory=anyio.Event)
@@ -85,7 +85,7 @@ class Outcomes:
         self._changed = Signal()
         self._is_closed = False
         self._latest: OrderedDict[str, Outcome] = OrderedDict()
-        self._waiters: dict[str, _Waiter] = {}
+        self._waiters: dict[str, _OutcomeWaiter] = {}
 
     def latest(self, transaction_id: str) -> Outcome | None:
         """Return the outcome of a payment, if it came lately."""
@@ -124,7 +124,7 @@ class Outcomes:
         A cancelled task leaves the others waiting: their event stays until the payment ends.
         """
         # The payment may have ended, and been tracked again, before this task wakes: each event has its own outcome.
-        waiter = self._waiters.setdefault(transaction_id, _Waiter())
+        waiter = self._waiters.setdefault(transaction_id, _OutcomeWaiter())
         await waiter.ended.wait()
         if waiter.outcome is None:
             raise refuse("poller", "open until the payment has ended")

@@ -24,7 +24,7 @@ from mobilemoney_async.contract.models import PageAnswer, Transaction
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.polling.list_model import ListFreshness, ListModel, ServerClock
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
-from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Lookup, Page, Request, Scorer
+from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Page, Request, Scorer, SingleLookup
 from mobilemoney_async.polling.sharing import StatusUpdate
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 
@@ -150,7 +150,7 @@ class Planner:
         before = {}
         for payment in looks:
             before[payment] = payment.looks, payment.due
-            self._count_look(payment, now, by_id=isinstance(request, Lookup))
+            self._count_look(payment, now, by_id=isinstance(request, SingleLookup))
         return InFlight(request, now, expected, before)
 
     # Answers
@@ -202,7 +202,7 @@ class Planner:
         An unreadable answer is one outside the contract: the next may be the same.
         """
         self._is_lookups_turn = isinstance(sent.request, Page)
-        if isinstance(sent.request, Lookup):
+        if isinstance(sent.request, SingleLookup):
             # The look is used up: a lookup that always fails must not be repeated at once.
             payment = self._payments.get(sent.request.transaction_id)
             if payment is not None:
@@ -225,7 +225,7 @@ class Planner:
 
     def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[StatusUpdate]:
         """Note that the service does not know a payment, or calls its id malformed; as `take_page`."""
-        assert isinstance(sent.request, Lookup)
+        assert isinstance(sent.request, SingleLookup)
         self._lookup_answered()
         payment = self._payments.get(sent.request.transaction_id)
         # A payment that the service has shown exists, whatever it says now.

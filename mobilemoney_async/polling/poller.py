@@ -34,7 +34,7 @@ from mobilemoney_async.polling.outcomes import Metrics, Outcome, Outcomes, Polle
 from mobilemoney_async.polling.pacing import Pacer
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import Requester
-from mobilemoney_async.polling.scoring import InFlight, Lookup
+from mobilemoney_async.polling.scoring import InFlight, SingleLookup
 from mobilemoney_async.polling.sharing import PollerChannel, StatusUpdate, warn_of_store
 from mobilemoney_async.tasks import Signal, task_group
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
@@ -361,7 +361,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         except InvalidRequest:
             raise  # the client was closed
         except Exception as exc:  # noqa: BLE001 (a caller's own token source may raise anything)
-            if isinstance(exc, TransactionNotFound | InvalidTransactionId) and isinstance(sent.request, Lookup):
+            if isinstance(exc, TransactionNotFound | InvalidTransactionId) and isinstance(sent.request, SingleLookup):
                 endings = self._planner.refuse(sent, exc, anyio.current_time())
             else:
                 self._fail(sent, exc)

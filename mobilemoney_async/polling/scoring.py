@@ -62,13 +62,13 @@ class Page:
 
 
 @attrs.frozen
-class Lookup:
+class SingleLookup:
     """Request for one payment by its id."""
 
     transaction_id: str
 
 
-Request: TypeAlias = Page | Lookup
+Request: TypeAlias = Page | SingleLookup
 
 
 @attrs.define(eq=False)
@@ -234,12 +234,12 @@ class Scorer:
         due = self.payments.due.between(-math.inf, now, _CANDIDATES)
         checked = self._to_check()
         if checked is not None and checked.due <= now:
-            return Lookup(checked.id)
+            return SingleLookup(checked.id)
         # Halved with each failure: a payment that always fails must not keep the others from their lookups.
         weights = {payment: self._weight(payment, now) * 0.5**payment.failures for payment in due}
         heaviest = max(due, key=weights.__getitem__)
         is_shown = heaviest.place is not None and not self.freshness.delay(now)
-        scores: dict[Request, float] = {Lookup(heaviest.id): weights[heaviest] * (_LOOKUP if is_shown else 1.0)}
+        scores: dict[Request, float] = {SingleLookup(heaviest.id): weights[heaviest] * (_LOOKUP if is_shown else 1.0)}
         if uses_list:
             scores |= {page: self._score(page, now) for page in self._pages(due, now)}
             following = self.sweep.next(now)

@@ -26,7 +26,7 @@ from mobilemoney_async.values import hide, hide_text, normalise_amount, normalis
 _SLACK = timedelta(seconds=60)
 
 
-class IdempotentCreates(Protocol):
+class PaymentCreator(Protocol):
     """Creates that a store remembers by their keys."""
 
     async def create(
@@ -42,7 +42,7 @@ class _Creates:
     _type: ClassVar[TransactionType]
 
     _pipeline: Pipeline = attrs.field(repr=False)
-    _idempotent: IdempotentCreates | None = attrs.field(default=None, repr=False)
+    _idempotent: PaymentCreator | None = attrs.field(default=None, repr=False)
     _recent: RecentDisbursements | None = attrs.field(default=None, repr=False)
 
     async def create(

@@ -57,7 +57,7 @@ class _Pages:
     _fetch: Fetch
     _left: int | None  # rows that the caller still wants
     _has_room: Callable[[], bool]
-    _ahead: bool = False  # whether the next page is on its way while the caller works
+    _prefetch: bool = False  # whether the next page is on its way while the caller works
     _listing: FullListing = attrs.field(factory=FullListing)
     _next: Prefetch[TransactionPage] | None = None
 
@@ -72,7 +72,7 @@ class _Pages:
             if is_short:
                 self._warn()
             if rows or is_short:
-                if self._ahead:
+                if self._prefetch:
                     self.prefetch()
                 is_complete = answer.is_complete and not is_short
                 return attrs.evolve(answer, transactions=tuple(rows), is_complete=is_complete)
@@ -168,7 +168,7 @@ class TransactionPager:
 
         None is empty, except the last page of a listing that is not complete.
         """
-        return self._start(ahead=True)
+        return self._start(prefetch=True)
 
     def __await__(self) -> Generator[Any, Any, list[Transaction]]:
         """Return all transactions as one list, as `collect` does."""

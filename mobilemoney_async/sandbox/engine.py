@@ -18,7 +18,7 @@ from mobilemoney_async.sandbox.accounts import Account, Accounts
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
 from mobilemoney_async.sandbox.endpoints import Call, Match, match, read_body
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
-from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
+from mobilemoney_async.sandbox.messages import RefusedError, Reply, ReplyDelivery, Request, auth_error
 from mobilemoney_async.sandbox.payments import PaymentService, TransactionBook
 from mobilemoney_async.sandbox.records import LoggedRequest, RequestLog
 from mobilemoney_async.sandbox.script import Script, SwitchBoard
@@ -171,12 +171,12 @@ class Engine:
         return (row.fault,)
 
     def _delayed(self, reply: Reply, latency: float, choices: Choices) -> Reply:
-        if latency > choices.gateway_timeout and reply.wire is Wire.ANSWERED:
+        if latency > choices.gateway_timeout and reply.wire is ReplyDelivery.ANSWERED:
             reply = attrs.evolve(html_reply(504), fault="latency")
         return attrs.evolve(reply, delay=min(latency, choices.gateway_timeout) / self._speed)
 
     def _log(self, request: Request, endpoint: str | None, reply: Reply, now: float) -> None:
-        unanswered = reply.wire not in (Wire.ANSWERED, Wire.TRUNCATED)
+        unanswered = reply.wire not in (ReplyDelivery.ANSWERED, ReplyDelivery.TRUNCATED)
         self.requests.add(
             LoggedRequest(
                 method=request.method,

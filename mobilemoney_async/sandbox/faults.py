@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from mobilemoney_async.sandbox.behaviour import Choices, ListOrder
-from mobilemoney_async.sandbox.messages import Reply, Wire, auth_error, encode, payment_error
+from mobilemoney_async.sandbox.messages import Reply, ReplyDelivery, auth_error, encode, payment_error
 
 _OPTIONAL_FIELDS = ("completed_at", "failed_at", "failure_reason", "fees", "settlement", "external_id")
 _PAGE = "<html>\r\n<head><title>{0}</title></head>\r\n<body><center><h1>{0}</h1></center></body>\r\n</html>\r\n"
@@ -51,12 +51,12 @@ def refused() -> Fault:
 
     Over a real socket the connection exists before the request is seen, so there it is reset instead.
     """
-    return _answer_with("refused", Reply(wire=Wire.REFUSED), processed=False)
+    return _answer_with("refused", Reply(wire=ReplyDelivery.REFUSED), processed=False)
 
 
 def drop(*, processed: bool, reset: bool = False) -> Fault:
     """Close or reset the connection without an answer, before or after the request was processed."""
-    return _answer_with("drop", Reply(wire=Wire.RESET if reset else Wire.CLOSED), processed=processed)
+    return _answer_with("drop", Reply(wire=ReplyDelivery.RESET if reset else ReplyDelivery.CLOSED), processed=processed)
 
 
 def lost(*, processed: bool) -> Fault:
@@ -64,7 +64,7 @@ def lost(*, processed: bool) -> Fault:
 
     If the request was processed, its answer is lost, otherwise the request.
     """
-    return _answer_with("lost", Reply(wire=Wire.LOST), processed=processed)
+    return _answer_with("lost", Reply(wire=ReplyDelivery.LOST), processed=processed)
 
 
 def server_error(status: int = 500, *, processed: bool) -> Fault:
@@ -85,7 +85,7 @@ def empty_body(status: int = 200, *, processed: bool = True) -> Fault:
 
 def truncated() -> Fault:
     """Process the request, send half of the answer's body, then end the connection."""
-    return Fault(name="truncated", change=lambda reply: attrs.evolve(reply, wire=Wire.TRUNCATED))
+    return Fault(name="truncated", change=lambda reply: attrs.evolve(reply, wire=ReplyDelivery.TRUNCATED))
 
 
 def unknown_fields() -> Fault:

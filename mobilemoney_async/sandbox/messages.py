@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 
-class Wire(enum.Enum):
+class ReplyDelivery(enum.Enum):
     """Delivery of a reply: whole, or damaged as on a real connection."""
 
     ANSWERED = "answered"
@@ -61,7 +61,7 @@ class Reply:
     code: str | None = None
     fault: str | None = None
     delay: float = 0.0
-    wire: Wire = Wire.ANSWERED
+    wire: ReplyDelivery = ReplyDelivery.ANSWERED
     at: datetime | None = None
 
     @property
@@ -73,7 +73,7 @@ class Reply:
     @property
     def sent_body(self) -> bytes:
         """The part of the body that reaches the client."""
-        return self.body[: len(self.body) // 2] if self.wire is Wire.TRUNCATED else self.body
+        return self.body[: len(self.body) // 2] if self.wire is ReplyDelivery.TRUNCATED else self.body
 
 
 def answer(**fields: Any) -> Reply:

@@ -65,7 +65,7 @@ class Phone:
     otp: str | None = attrs.field(default=None, repr=False)
 
 
-class _Line:
+class _PhoneHistory:
     """Transaction ids of one phone."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class Phones:
         self._otps = otps
         self._accounts = accounts
         # By phone number, the most recently used last.
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PhoneHistory] = {}
         self._wrong_pins: dict[str, int] = {}
         book.watch(self._follow)
 
     def shown(self) -> tuple[Phone, ...]:
         """Return the newest `PHONES_SHOWN`: phones with open prompts first, then the others, the last used first."""
         for number in self._otps.holders():
-            self._lines.setdefault(number, _Line())
+            self._lines.setdefault(number, _PhoneHistory())
         newest = list(reversed(self._lines.items()))
         newest.sort(key=lambda item: not item[1].waiting)
         return tuple(self._phone(number, line) for number, line in newest[:PHONES_SHOWN])
@@ -108,7 +108,7 @@ class Phones:
             self._book.apply(transaction_id, Event.DECLINE, at=at, reason="PAYMENT_NOT_APPROVED")
         return False
 
-    def _phone(self, number: str, line: _Line) -> Phone:
+    def _phone(self, number: str, line: _PhoneHistory) -> Phone:
         payments = self._book.payments
         waiting = itertools.islice(reversed(line.waiting), PROMPTS_SHOWN)
         return Phone(
@@ -132,7 +132,7 @@ class Phones:
 
     def _follow(self, payment: Payment) -> None:
         number = payment.phone_number
-        line = self._lines.pop(number, None) or _Line()
+        line = self._lines.pop(number, None) or _PhoneHistory()
         if payment.ended_at is not None:
             line.waiting.pop(payment.id, None)
             line.over.appendleft(payment.id)

@@ -15,7 +15,7 @@ import httpx
 
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX
-from mobilemoney_async.sandbox.messages import Reply, Request, Wire
+from mobilemoney_async.sandbox.messages import Reply, ReplyDelivery, Request
 
 if TYPE_CHECKING:
     from mobilemoney_async import AsyncClient
@@ -150,12 +150,12 @@ class _Transport(httpx.AsyncBaseTransport):
                 body=body,
             )
         )
-        if reply.wire is Wire.REFUSED:
+        if reply.wire is ReplyDelivery.REFUSED:
             raise httpx.ConnectError("All connection attempts failed", request=request)
         await _wait_for(reply, request)
-        if reply.wire is Wire.CLOSED:
+        if reply.wire is ReplyDelivery.CLOSED:
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
-        if reply.wire is Wire.RESET:
+        if reply.wire is ReplyDelivery.RESET:
             raise httpx.ReadError("Connection reset by peer", request=request)
         return httpx.Response(
             reply.status,
@@ -174,7 +174,7 @@ class _BodyStream(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await anyio.lowlevel.checkpoint()
         yield self._reply.sent_body
-        if self._reply.wire is Wire.TRUNCATED:
+        if self._reply.wire is ReplyDelivery.TRUNCATED:
             received, expected = len(self._reply.sent_body), len(self._reply.body)
             raise httpx.RemoteProtocolError(
                 "peer closed connection without sending complete message body "
@@ -186,7 +186,7 @@ class _BodyStream(httpx.AsyncByteStream):
 async def _wait_for(reply: Reply, request: httpx.Request) -> None:
     """Wait for the delay of the reply, at most for the client's read time-out."""
     timeout = request.extensions.get("timeout", {}).get("read", _DEFAULT_READ_TIMEOUT)
-    if reply.wire is not Wire.LOST and (timeout is None or reply.delay <= timeout):
+    if reply.wire is not ReplyDelivery.LOST and (timeout is None or reply.delay <= timeout):
         await anyio.sleep(reply.delay)
         return
     if timeout is None:

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mobilemoney_async.sandbox.endpoints import PREFIX
-from mobilemoney_async.sandbox.messages import Reply, Request, Wire, payment_error
+from mobilemoney_async.sandbox.messages import Reply, ReplyDelivery, Request, payment_error
 from mobilemoney_async.sandbox.page.app import HOST, is_own_host
 from mobilemoney_async.sandbox.page.forms import read_body
 from mobilemoney_async.sandbox.page.snapshot import mask_within
@@ -102,12 +102,12 @@ class SandboxApp:
         request = attrs.evolve(request, body=body)
         reply = await self._handle(request)
         # The request has taken effect, even if the client leaves now or this task is cancelled.
-        silence = inf if reply.wire is Wire.LOST else reply.delay
+        silence = inf if reply.wire is ReplyDelivery.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
             log("client left")
             return
-        log(reply.status if reply.wire is Wire.ANSWERED else reply.wire.value)
-        if reply.wire is Wire.ANSWERED:
+        log(reply.status if reply.wire is ReplyDelivery.ANSWERED else reply.wire.value)
+        if reply.wire is ReplyDelivery.ANSWERED:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
             await _break_off(reply, http, send)
@@ -124,11 +124,11 @@ async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
     end: Callable[..., None] | None = http.scope.get("state", {}).get(CONNECTION)
     if end is None:
         raise CannotDropError(f"the connection should be {reply.wire.value} here")
-    if reply.wire is Wire.TRUNCATED:
+    if reply.wire is ReplyDelivery.TRUNCATED:
         headers = [(name.encode(), value.encode()) for name, value in reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.sent_body, "more_body": True})
-    end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
+    end(reset=reply.wire in (ReplyDelivery.RESET, ReplyDelivery.REFUSED))
     await _until_left(http.receive)
 
 

@@ -153,13 +153,13 @@ class SharedLimiter:
         self._slots.hold(self._now() + require_seconds("seconds", seconds, allow_zero=True))
         self._look_again()
 
-    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
         """Wait until a request may be sent; see `Limiter.acquire`."""
         if self._queue.length and priority not in self._on_record:
             self._look_again()
         now = self._now()
         if not self._queue.take_free(now):
-            await self._queue.wait(priority, now, ahead=ahead)
+            await self._queue.wait(priority, now, front_of_lane=front_of_lane)
 
     def _now(self) -> float:
         return self._queue.now()

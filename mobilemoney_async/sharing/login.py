@@ -139,19 +139,19 @@ class SharedLogin(LoginAuth):
             # The same for each login of this process, so that a lease left behind delays only other processes.
             me = f"{self._id}:{os.getpid()}"
             try:
-                row, logs_in, ahead = await self._visit(me)
+                row, logs_in, clock_offset = await self._visit(me)
             except StoreError as exc:
                 token = self._postpone(exc, self._clock.now() + _DATABASE_AWAY)
                 warn_of_store("the login token is not shared", exc)
                 return token
             if logs_in:
-                return await self._log_in(login, me, ahead)
-            if (token := self._use(row, me, ahead)) is not None:
+                return await self._log_in(login, me, clock_offset)
+            if (token := self._use(row, me, clock_offset)) is not None:
                 return token
             await anyio.sleep(pause)
             pause = min(_GROWTH * pause, _LONGEST_LOOK)
 
-    def _use(self, row: LoginRow, me: str, ahead: float) -> Secret | None:
+    def _use(self, row: LoginRow, me: str, clock_offset: float) -> Secret | None:
         """Return the token after a visit that did not take the lease, or None to wait.
 
         It waits for the process that has the lease, or until a login may be made after cancelled ones.
@@ -162,7 +162,7 @@ class SharedLogin(LoginAuth):
         now = self._clock.now()
         if self._state.fresh(now) is not None:
             return self._state.token
-        is_waiting = now < self._cancelled.until or row.is_busy(me, now - ahead)
+        is_waiting = now < self._cancelled.until or row.is_busy(me, now - clock_offset)
         if self._state.refusal(now) is None and is_waiting:
             self._state = self._state.renewed_from(now + _LOOK_AGAIN)
             return self._state.valid(now)
@@ -179,8 +179,8 @@ class SharedLogin(LoginAuth):
         self._state = self._state.renewed_from(until)
         return token
 
-    async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
-        """Log in as the holder of the lease, and save the result for the others; `ahead` is as in `_change`."""
+    async def _log_in(self, login: Login, me: str, clock_offset: float) -> Secret:
+        """Log in as the holder of the lease, and save the result for the others; `clock_offset` is as in `_change`."""
         keep = partial(self._change, lambda row, now: (row.kept(me, now, ttl=self._lease), False))
         began = self._clock.now()
         try:
@@ -197,7 +197,7 @@ class SharedLogin(LoginAuth):
         self._own = LoginState()
         self._state = self._state.logged_in(token, lifetime, began=began, now=self._clock.now())
         failure = await self._finish(
-            me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
+            me, lambda state, now: state.logged_in(token, lifetime, began=min(began - clock_offset, now), now=now)
         )
         if failure is not None:
             warn_of_store("the login token is not shared", failure)
@@ -272,10 +272,10 @@ class SharedLogin(LoginAuth):
                 self._warn(_OTHERS)
             return changed, logs_in
 
-        (row, logs_in), ahead = await self._database.timed(work)
-        ahead += self._clock.now() - loop_time()
-        self._learn(row.state.moved(ahead))
-        return row, logs_in, ahead
+        (row, logs_in), clock_offset = await self._database.timed(work)
+        clock_offset += self._clock.now() - loop_time()
+        self._learn(row.state.moved(clock_offset))
+        return row, logs_in, clock_offset
 
     def _warn(self, message: str) -> None:
         """Log a warning once."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.calls.logins import LoginState, Pause
+from mobilemoney_async.calls.logins import LoginPause, LoginState
 from mobilemoney_async.database.clock import Holder, Lease
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED, TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
@@ -97,7 +97,7 @@ class LoginTable:
             return LoginRow()
         pause = None
         if found.failure is not None:
-            pause = Pause(load_failure(found.failure), float(found.paused_until), float(found.pause_length))
+            pause = LoginPause(load_failure(found.failure), float(found.paused_until), float(found.pause_length))
         state = LoginState(
             token=None if found.token is None else self.cipher.decrypt(found.token, self.name),
             renew_at=float(found.renew_from),  # SQLite keeps any text as a number

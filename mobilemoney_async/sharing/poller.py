@@ -17,7 +17,7 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.collaborators import Claim
+from mobilemoney_async.calls.collaborators import AccountClaim
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
@@ -84,7 +84,7 @@ class StoreChannel:
         *,
         utcnow: Callable[[], datetime],
         require_own: Callable[[], Awaitable[object]] = checkpoint,
-        claim: Claim | None = None,
+        claim: AccountClaim | None = None,
         on_event: Handler | None = None,
     ) -> None:
         self.store: AccountStore = store
@@ -119,7 +119,7 @@ class StoreChannel:
             before, shared = attrs.evolve(row), clock()
             # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
             is_shared = connection.dialect.name == "postgresql"
-            ahead = datetime.fromtimestamp(shared, UTC) - at if is_shared else timedelta()
+            clock_offset = datetime.fromtimestamp(shared, UTC) - at if is_shared else timedelta()
             if wants_lease:
                 row.lease = row.lease.taken(self._holder, shared, ttl)
             is_holder = row.lease.holder == self.follower
@@ -127,11 +127,13 @@ class StoreChannel:
             changed = write_updates(journal, row, outgoing.updates, at=at, is_holder=is_holder)
             updates = self._receive(journal, outgoing, wanted)
             ended = {each.transaction_id for each in updates if each.is_ending}
-            updates += write_subscriptions(journal, row, outgoing, follower=self.follower, ahead=ahead, ended=ended)
-            changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
+            updates += write_subscriptions(
+                journal, row, outgoing, follower=self.follower, clock_offset=clock_offset, ended=ended
+            )
+            changes = self._lead(journal, row, clock_offset, wants_lease=wants_lease) if is_holder else []
             if is_holder and tidies:
                 # Those that are followed no longer: this holder has read the changes.
-                journal.delete_rows(subscriptions, subscriptions.c.until < at + ahead)
+                journal.delete_rows(subscriptions, subscriptions.c.until < at + clock_offset)
             if row != before:
                 save_lease(journal, row)
             incoming = Incoming(
@@ -244,7 +246,9 @@ class StoreChannel:
             and (each.error is None or each.transaction_id not in outgoing.subscriptions)
         ]
 
-    def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Subscription]:
+    def _lead(
+        self, journal: Journal, row: LeaseRow, clock_offset: timedelta, *, wants_lease: bool
+    ) -> list[Subscription]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here.
 
         They are in the order in which the payments were tracked, with times of this host's clock.
@@ -254,7 +258,9 @@ class StoreChannel:
         after = self._subscription_number if row.lease.epoch == self._epoch else 0
         order = (columns.tracked_at, columns.transaction_id)
         found = journal.rows(subscriptions, columns.number > after, ~columns.has_ended, order_by=order)
-        changes = [_moved(Subscription(**{name: getattr(each, name) for name in names}), -ahead) for each in found]
+        changes = [
+            _moved(Subscription(**{name: getattr(each, name) for name in names}), -clock_offset) for each in found
+        ]
         if not wants_lease and not changes:
             row.lease = row.lease.released(self._holder)
         return changes
@@ -328,12 +334,12 @@ def write_subscriptions(
     outgoing: Outgoing,
     *,
     follower: str,
-    ahead: timedelta,
+    clock_offset: timedelta,
     ended: Container[str],
 ) -> list[StatusUpdate]:
     """Write the payments that a poller follows, and those that it no longer follows.
 
-    The store's clock is `ahead` of its host's. The poller has the messages of those that are `ended`.
+    The store's clock is ahead of its host's by `clock_offset`. The poller has the messages of those that are `ended`.
 
     Returns:
         The final states that are known already: of payments that need not be followed.
@@ -346,7 +352,7 @@ def write_subscriptions(
         for ids in chunks(each.transaction_id for each in new):
             journal.delete_rows(subscriptions, columns.follower == follower, columns.transaction_id.in_(ids))
         shared = {"account": journal.account, "number": row.subscription_number}
-        journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, ahead)) | shared for each in new])
+        journal.execute(subscriptions.insert(), [attrs.asdict(_moved(each, clock_offset)) | shared for each in new])
     return list(known.values())
 
 

@@ -104,9 +104,9 @@ class NotingLimiter(RateLimiter):
         super().__init__()
         self.asked: list[tuple[Priority, bool]] = []
 
-    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
-        self.asked.append((priority, ahead))
-        await super().acquire(priority, ahead=ahead)
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
+        self.asked.append((priority, front_of_lane))
+        await super().acquire(priority, front_of_lane=front_of_lane)
 
 
 class SlowSource(CountingSource):

@@ -49,9 +49,9 @@ class Queue:
         times = [turns[name] for name in self.arrived]
         return times == sorted(times)
 
-    async def wait(self, name: object = None, lane: Priority = LOOKUP, *, ahead: bool = False) -> None:
+    async def wait(self, name: object = None, lane: Priority = LOOKUP, *, front_of_lane: bool = False) -> None:
         self.arrived.append(name)
-        await self.limiter.acquire(lane, ahead=ahead)
+        await self.limiter.acquire(lane, front_of_lane=front_of_lane)
         self.turns.append((name, anyio.current_time() - self.start))
 
     async def use_up(self) -> None:
@@ -318,7 +318,7 @@ async def test_ahead_goes_to_the_head_of_its_lane() -> None:
         for number in range(5):
             tasks.start_soon(queue.wait, number, PAYMENT)
             await settle()
-        await queue.wait("login", PAYMENT, ahead=True)
+        await queue.wait("login", PAYMENT, front_of_lane=True)
     assert queue.names == ["login", 0, 1, 2, 3, 4]
 
 
@@ -343,7 +343,7 @@ async def turns_at(queue: LaneQueue, waiters: Iterable[Priority]) -> list[Priori
     turns: list[Priority] = []
 
     async def wait(lane: Priority, now: float) -> None:
-        await queue.wait(lane, now, ahead=False)
+        await queue.wait(lane, now, front_of_lane=False)
         turns.append(lane)
 
     now = queue.now()

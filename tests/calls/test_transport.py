@@ -672,9 +672,9 @@ async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pyte
     steps: list[str] = []
 
     class Watched(RateLimiter):
-        async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+        async def acquire(self, priority: Priority = Priority.LOOKUP, *, front_of_lane: bool = False) -> None:
             steps.append("place")
-            await super().acquire(priority, ahead=ahead)
+            await super().acquire(priority, front_of_lane=front_of_lane)
 
     def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
         steps.append("pool")

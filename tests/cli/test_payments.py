@@ -27,7 +27,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.database import schema
-from mobilemoney_async.payments.ownership.duplicates import forgotten
+from mobilemoney_async.payments.ownership.duplicates import lost_payment_error
 from mobilemoney_async.payments.records.next_steps import recover
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
@@ -493,7 +493,7 @@ class TestReconcile:
         config.chmod(0o600)
         monkeypatch.chdir(tmp_path)
         with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-            why = str(forgotten("tx-1", "order-2"))
+            why = str(lost_payment_error("tx-1", "order-2"))
             insert_payment(connection, key="order-2", state="QUEUED", attempt=0, cause="WAITS", about=why)
         shop = ("--profile", "shop")
         shown = run("show", "order-2", *shop, COLUMNS="80").stdout  # no command is broken
@@ -509,7 +509,7 @@ class TestReconcile:
     def test_a_command_with_any_key_and_id_can_be_pasted(self, sandbox: Sandbox, url: str, name: str) -> None:
         """Neither is taken for an option, nor changed by the shell; also in a text that knew nothing of the options."""
         pay(sandbox, url, "order-1")
-        insert(url, key=name, state="QUEUED", attempt=0, cause="WAITS", about=str(forgotten(name, "order-2")))
+        insert(url, key=name, state="QUEUED", attempt=0, cause="WAITS", about=str(lost_payment_error(name, "order-2")))
         shown = run("show", "--store", url, "--", name).stdout
         (explain,) = re.findall(r"(?<=mobilemoney )payments explain .*?(?= \(if other)", shown)
         explained = mobilemoney(*shlex.split(explain))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import PaymentRecord, PaymentState, Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import Evidence, Listing, Verdict
 from mobilemoney_async.payments.ownership.matching import ClockSample, PaymentQuery, Skew
 from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -74,10 +74,10 @@ def misspelt(draw: st.DrawFn, number: str) -> str:
     return spelling
 
 
-def listing(rows: Iterable[Transaction], **changes: Any) -> Walk:
+def listing(rows: Iterable[Transaction], **changes: Any) -> Listing:
     """Return a listing of everything, an hour after noon, which was read as a whole."""
     began_at = NOON + HOUR
-    whole = Walk(rows=tuple(rows), began_at=began_at, ended_at=began_at, first_day=date.min, is_complete=True)
+    whole = Listing(rows=tuple(rows), began_at=began_at, ended_at=began_at, first_day=date.min, is_complete=True)
     return attrs.evolve(whole, **changes)
 
 
@@ -90,8 +90,8 @@ def clock(skew: Skew | None) -> tuple[ClockSample, ...]:
 
 def judged(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None, **changes: Any) -> Verdict:
     """Return the verdict from a listing of everything that nothing owns, and that passed its control."""
-    walk = listing(rows, dates=clock(skew), **changes)
-    return Evidence(walk=walk, owned={}, searches={"order-1": query}, grace=120.0).judge("order-1", None)
+    shown = listing(rows, dates=clock(skew), **changes)
+    return Evidence(listing=shown, owned={}, searches={"order-1": query}, grace=120.0).judge("order-1", None)
 
 
 def time_of(row: Transaction) -> datetime:

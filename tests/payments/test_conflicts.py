@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from mobilemoney_async import AsyncClient, StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import Evidence, Listing, Verdict
 from mobilemoney_async.payments.ownership.matching import query_for
-from mobilemoney_async.payments.ownership.reconciliation import Look, record_listing
+from mobilemoney_async.payments.ownership.reconciliation import ListCheck, record_listing
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import Source
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
@@ -197,9 +197,9 @@ async def test_two_processes_write_the_history_of_one_payment(postgres_url: str)
         journal = Journal(connection, "default")
         record = journal.find("lost")
         assert record is not None
-        walk = Walk(rows=(SEEN,), began_at=NOON, ended_at=NOON, first_day=NOON.date(), is_complete=True)
-        evidence = Evidence(walk=walk, owned={}, searches={"lost": query_for(record)}, grace=0.0)
-        record_listing(journal, record, Look(evidence=evidence, verdict=Verdict(adopt=SEEN), rival="rival"))
+        listing = Listing(rows=(SEEN,), began_at=NOON, ended_at=NOON, first_day=NOON.date(), is_complete=True)
+        evidence = Evidence(listing=listing, owned={}, searches={"lost": query_for(record)}, grace=0.0)
+        record_listing(journal, record, ListCheck(evidence=evidence, verdict=Verdict(adopt=SEEN), rival="rival"))
 
     async with anyio.create_task_group() as group:
         group.start_soon(first.write, note)

@@ -14,7 +14,7 @@ from mobilemoney_async import Acknowledgement, PaymentRecord, Transaction
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be, names
+from mobilemoney_async.payments.ownership.evidence import Evidence, Listing, Verdict, may_be, names
 from mobilemoney_async.payments.ownership.matching import PaymentQuery, Skew, estimate_skew, query_for
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentRequest
@@ -133,7 +133,7 @@ def test_without_a_look_at_the_clock_nothing_wrong_is_said(ahead: timedelta) -> 
 def test_a_candidate_of_earlier_stays_while_the_list_shows_it() -> None:
     """Our own acknowledgement may have named it: another amount or number is no proof, and forbids an absence."""
     strange = row(id="tx-9", amount=Decimal(77), phone_number=PHONE_NUMBER[:-1] + "0")
-    seen = Evidence(walk=listing([strange]), owned={}, searches={"order-1": search()}, grace=120.0)
+    seen = Evidence(listing=listing([strange]), owned={}, searches={"order-1": search()}, grace=120.0)
     verdict = seen.judge("order-1", None)
     assert verdict == _CLEAR
     assert seen.keep_candidates(verdict, ["tx-9", "tx-10"]) == Verdict(candidates=("tx-9",))
@@ -148,7 +148,7 @@ def test_the_nearest_own_payments_show_the_clock_of_a_search(minute: int, hours:
     times = [NOON + timedelta(minutes=number) for number in range(30)]
     rows = [row(at + (HOUR if number > 14 else timedelta(0)), id=f"{number}") for number, at in enumerate(times)]
     owned = {f"{number}": own(at, id=f"{number}") for number, at in enumerate(times)}
-    skew = Evidence(walk=listing(rows), owned=owned, searches={}, grace=120.0).skew(search(times[minute]))
+    skew = Evidence(listing=listing(rows), owned=owned, searches={}, grace=120.0).skew(search(times[minute]))
     assert skew is not None and skew.is_own
     assert skew.low <= hours * HOUR <= skew.high < hours * HOUR + 5 * SECOND
 
@@ -195,8 +195,8 @@ def evidence(rows: Sequence[Transaction], *records: PaymentRecord, **changes: An
     arguments: dict[str, Any] = {"searches": {"order-1": search()}}
     arguments |= {name: changes.pop(name) for name in _PARTS if name in changes}
     owned = {str(record.transaction_id): record for record in records}
-    walk = listing(rows, **{"dates": clock(_STEADY), **changes})
-    return Evidence(walk=walk, owned=owned, grace=120.0, **arguments)
+    shown = listing(rows, **{"dates": clock(_STEADY), **changes})
+    return Evidence(listing=shown, owned=owned, grace=120.0, **arguments)
 
 
 def _brief(value: object) -> str:
@@ -708,9 +708,9 @@ class World:
         """The own payments by transaction id."""
         return {str(record.transaction_id): record for record in self.known}
 
-    def verdict(self, walk: Walk) -> Verdict:
+    def verdict(self, listing: Listing) -> Verdict:
         """Return the verdict from a listing, with its control."""
-        seen = Evidence(walk=walk, owned=self.owned, searches=self.searches, grace=120.0)
+        seen = Evidence(listing=listing, owned=self.owned, searches=self.searches, grace=120.0)
         return seen.judge(self.key, seen.control(self.query, self.known))
 
 
@@ -744,7 +744,7 @@ def worlds(draw: st.DrawFn, is_made: bool = True) -> World:
 
 
 @st.composite
-def misbehaving(draw: st.DrawFn, world: World) -> Walk:
+def misbehaving(draw: st.DrawFn, world: World) -> Listing:
     """Draw a listing of a list that is late, capped, filtered by time, misspelt, unordered, or empty."""
     first, last = sorted([draw(st.integers(0, len(world.rows))), draw(st.integers(0, len(world.rows)))])
     if draw(st.booleans()):

@@ -45,10 +45,10 @@ from mobilemoney_async.payments.feed.consumers import ConsumerTable
 from mobilemoney_async.payments.outbox.outbox import QueueOptions, cancel, enqueue, postpone
 from mobilemoney_async.payments.ownership import imports
 from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard
-from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk
+from mobilemoney_async.payments.ownership.evidence import Evidence, Listing, Verdict
 from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.reconciliation import (
-    Look,
+    ListCheck,
     ask_for_look,
     mark_stale,
     record_listing,
@@ -79,10 +79,10 @@ def event(kind: PaymentEvent, key: str = KEY, **values: Any) -> Work:
 
 
 def _record_listing(journal: Journal, verdict: Verdict, **look: Any) -> None:
-    walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
+    listing = Listing(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
     record = _begun[journal.account]
-    evidence = Evidence(walk=walk, owned={}, searches={record.key: query_for(record)}, grace=0.0)
-    record_listing(journal, record, Look(evidence=evidence, verdict=verdict, **look))
+    evidence = Evidence(listing=listing, owned={}, searches={record.key: query_for(record)}, grace=0.0)
+    record_listing(journal, record, ListCheck(evidence=evidence, verdict=verdict, **look))
 
 
 def listing(**verdict: Any) -> Work:

@@ -29,7 +29,7 @@ from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.models import PageAnswer, UnreadableRow
 from mobilemoney_async.payments.ownership import listing as module
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
@@ -88,7 +88,7 @@ def ids(service: SecondService) -> set[str]:
     return {payment.id for payment in service.payments}
 
 
-def shown(walk: Walk) -> set[str]:
+def shown(walk: Listing) -> set[str]:
     assert len({row.id for row in walk.rows}) == len(walk.rows)
     return {row.id for row in walk.rows}
 
@@ -554,10 +554,10 @@ class ModelList:
         self.change(self.rows)
         return self.page(query["page"])
 
-    def complete(self) -> Walk:
+    def complete(self) -> Listing:
         return run_virtual(Lister(cast(Pipeline, self)).complete, YESTERDAY)
 
-    def near(self, start: int, end: int) -> Walk:
+    def near(self, start: int, end: int) -> Listing:
         window = NOON + timedelta(seconds=start), NOON + timedelta(seconds=end)
         return run_virtual(Lister(cast(Pipeline, self)).near, *window, YESTERDAY)
 

@@ -230,7 +230,7 @@ async def test_the_connection_that_listens_lasts_and_is_replaced(
 ) -> None:
     """Idle ones end after a minute; here, after a fifth of a second. The one that listens ends with its server."""
     monkeypatch.setattr(connections, "_KEPT", "200ms")
-    monkeypatch.setattr(change_watch, "_DEAF", 0.05)
+    monkeypatch.setattr(change_watch, "_RELISTEN_DELAY", 0.05)
     database = Database(postgres_url)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:

@@ -18,7 +18,7 @@ from mobilemoney_async.payments.outbox.pauses import equal_ends
 from mobilemoney_async.payments.ownership.reconciliation import mark_stale
 from mobilemoney_async.payments.ownership.searches import begin_life, go_on, newest_owned
 from mobilemoney_async.payments.ownership.surplus import count_unclaimed
-from mobilemoney_async.payments.records.due import Work, accounts_with_work, due, neighbours
+from mobilemoney_async.payments.records.due import DueWork, accounts_with_work, due, neighbours
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import needing_someone
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
@@ -43,8 +43,8 @@ def is_listed_whole(journal: Journal, now: datetime) -> object:
     )
 
 
-def has_work(work: Work) -> Ask:
-    return lambda journal, now: accounts_with_work(journal.connection, now, GRACE).get("default", Work(0)) & work
+def has_work(work: DueWork) -> Ask:
+    return lambda journal, now: accounts_with_work(journal.connection, now, GRACE).get("default", DueWork(0)) & work
 
 
 def is_next(journal: Journal, now: datetime) -> object:
@@ -130,11 +130,11 @@ PAYMENTS = [
     ({**RELEASED, "changed_at": NOON, "next_look_at": NOON}, is_due, FROM),
     ({**RELEASED, "looked_at": NOON - 2 * DAY, "next_look_at": NOON - DAY}, is_due, UNTIL),
     ({**RELEASED, "changed_at": NOON - 30 * DAY}, stays_open, UNTIL),
-    ({"state": "SENDING", "stale_at": NOON}, has_work(Work.RECONCILE), FROM),
+    ({"state": "SENDING", "stale_at": NOON}, has_work(DueWork.RECONCILE), FROM),
     ({"state": "SENDING", "stale_at": NOON}, is_lost, FROM),
     ({"state": "SENDING", "stale_at": NOON}, needs_someone, FROM),
-    ({**QUEUED, "not_before": NOON + MINUTE}, has_work(Work.DISPATCH), FROM),
-    ({**QUEUED, "not_before": NOON + DAY, "not_after": NOON + MINUTE}, has_work(Work.DISPATCH), FROM),
+    ({**QUEUED, "not_before": NOON + MINUTE}, has_work(DueWork.DISPATCH), FROM),
+    ({**QUEUED, "not_before": NOON + DAY, "not_after": NOON + MINUTE}, has_work(DueWork.DISPATCH), FROM),
     ({**QUEUED, "not_before": NOON}, is_next, FROM),
     ({**QUEUED, "not_after": NOON}, is_next, BEFORE),
     ({**QUEUED, "not_after": NOON}, withdraw_late, FROM),
@@ -305,22 +305,22 @@ def test_only_accounts_with_work_are_opened(sqlite_file_url: str) -> None:
     queued = {**QUEUED, "not_after": NOON + DAY}
     late = {**QUEUED, "not_after": NOON}
     acknowledged = {"state": "ACKNOWLEDGED", "transaction_id": "tx-1", "status": "PENDING"}
-    rows: list[tuple[str, list[dict[str, Any]], Work]] = [
-        ("", [queued], Work.DISPATCH),
-        ("", [{**QUEUED, "not_before": NOON + DAY}], Work(0)),
-        ("", [{"state": "SENDING", "stale_at": NOON + DAY}], Work(0)),
-        ("", [{"stale_at": NOON, "next_look_at": NOON + DAY}], Work(0)),
-        ("", [{"state": "FINAL", "stale_at": NOON, "ended_at": NOON, "not_after": NOON}], Work(0)),
-        ("", [{"state": "ABSENT", "ended_at": NOON}], Work.RECONCILE),
-        ("", [{**SOFT, "stops_kind": False}], Work.RECONCILE),
-        ("", [{**RELEASED, "changed_at": NOON}], Work.RECONCILE),
-        ("", [acknowledged, {"key": "b", "amount": "1"}, {**late, "key": "c"}], Work(7)),
-        ("SUSPENDED", [acknowledged, {"key": "b", "amount": "1"}, {**queued, "key": "c"}], Work(0)),
-        ("SUSPENDED", [acknowledged, {**late, "key": "c", "amount": "1"}], Work.DISPATCH),
-        ("REMOVED", [acknowledged, {**queued, "key": "c", "amount": "1"}], Work.FOLLOW),
-        ("REMOVED", [{}, {**late, "key": "c", "amount": "1"}], Work.RECONCILE | Work.DISPATCH),
-        ("REMOVED", [{"state": "FINAL", "not_after": NOON}, {**queued, "key": "c"}], Work(0)),
-        ("REMOVED", [], Work(0)),
+    rows: list[tuple[str, list[dict[str, Any]], DueWork]] = [
+        ("", [queued], DueWork.DISPATCH),
+        ("", [{**QUEUED, "not_before": NOON + DAY}], DueWork(0)),
+        ("", [{"state": "SENDING", "stale_at": NOON + DAY}], DueWork(0)),
+        ("", [{"stale_at": NOON, "next_look_at": NOON + DAY}], DueWork(0)),
+        ("", [{"state": "FINAL", "stale_at": NOON, "ended_at": NOON, "not_after": NOON}], DueWork(0)),
+        ("", [{"state": "ABSENT", "ended_at": NOON}], DueWork.RECONCILE),
+        ("", [{**SOFT, "stops_kind": False}], DueWork.RECONCILE),
+        ("", [{**RELEASED, "changed_at": NOON}], DueWork.RECONCILE),
+        ("", [acknowledged, {"key": "b", "amount": "1"}, {**late, "key": "c"}], DueWork(7)),
+        ("SUSPENDED", [acknowledged, {"key": "b", "amount": "1"}, {**queued, "key": "c"}], DueWork(0)),
+        ("SUSPENDED", [acknowledged, {**late, "key": "c", "amount": "1"}], DueWork.DISPATCH),
+        ("REMOVED", [acknowledged, {**queued, "key": "c", "amount": "1"}], DueWork.FOLLOW),
+        ("REMOVED", [{}, {**late, "key": "c", "amount": "1"}], DueWork.RECONCILE | DueWork.DISPATCH),
+        ("REMOVED", [{"state": "FINAL", "not_after": NOON}, {**queued, "key": "c"}], DueWork(0)),
+        ("REMOVED", [], DueWork(0)),
     ]
     engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
     with engine.connect() as connection:

@@ -38,7 +38,7 @@ from mobilemoney_async.database.leases import TaskLease
 from mobilemoney_async.database.schema import METADATA, account_claims, accounts, hosts, leases, payments
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
 from mobilemoney_async.merchants.worker import Worker, save_failures
-from mobilemoney_async.payments.records.due import Work
+from mobilemoney_async.payments.records.due import DueWork
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.service import on_asyncio
@@ -428,7 +428,7 @@ async def test_a_dispatcher_goes_on_whose_lease_could_not_be_given_back(
 
     monkeypatch.setattr(TaskLease, "give_back", give_back)
     async with platform.merchants() as merchants:
-        client = ClientOwner(await merchants.client("shop")).claimed(Claim("shop", "host", math.inf, Work.DISPATCH))
+        client = ClientOwner(await merchants.client("shop")).claimed(Claim("shop", "host", math.inf, DueWork.DISPATCH))
         for number in (1, 2):
             await enqueue(merchants, ["shop"], f"queued-{number}", amount=1000 * number)
             async with client.dispatcher():
@@ -440,7 +440,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is wrong with it: the next host sends it at once."""
-    claim, checks = Claim("shop", "host", math.inf, Work.DISPATCH), 0
+    claim, checks = Claim("shop", "host", math.inf, DueWork.DISPATCH), 0
     plain = Claim.require
 
     def require(asked: Claim) -> None:
@@ -461,7 +461,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         record = await client.payments.get("queued-1")
         assert record is not None
         assert (record.state, record.not_before) == (PaymentState.QUEUED, None)
-        async with ClientOwner(client).claimed(Claim("shop", "other", math.inf, Work.DISPATCH)).dispatcher():
+        async with ClientOwner(client).claimed(Claim("shop", "other", math.inf, DueWork.DISPATCH)).dispatcher():
             await anyio.sleep(3)
         assert len(platform.service.payments) == 2
 
@@ -935,7 +935,7 @@ async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> No
     await renew(claims)
     await renew(claims)
     claim = claims.held["shop-00"]
-    assert claim.work is Work.DISPATCH
+    assert claim.work is DueWork.DISPATCH
     async with platform.merchants() as merchants:
         for account in shops(2):
             await (await merchants.client(account)).payments.cancel("queued-1", note="not wanted")
@@ -943,7 +943,7 @@ async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> No
     await claims.look()
     await renew(claims)
     with anyio.fail_after(20):
-        await claim.is_done(Work.DISPATCH, linger=10)
+        await claim.is_done(DueWork.DISPATCH, linger=10)
     await renew(claims, given_back=shops(2))
     assert not claims.held
     on_its_way = payments.update().where(payments.c.account == "shop-00", payments.c.key == "queued-2")
@@ -958,7 +958,7 @@ async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
         client = await merchants.client("shop")
         await pay(merchants, ["shop"])
         asked = len(platform.asked)
-        lost = ClientOwner(client).claimed(Claim("shop", "host", anyio.current_time() - 1, Work.DISPATCH))
+        lost = ClientOwner(client).claimed(Claim("shop", "host", anyio.current_time() - 1, DueWork.DISPATCH))
         with pytest.raises(StoreError, match="claim has ended") as caught:
             await lost.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
         assert caught.value.outcome == "not_sent"
@@ -977,7 +977,7 @@ async def test_a_claim_that_ends_while_the_connection_is_made_stops_the_request(
     sqlite_file_url: str, anyio_backend_name: str, monkeypatch: pytest.MonkeyPatch, way: Any
 ) -> None:
     """A process that stands still just then sends no payment when it goes on, over either library."""
-    claim, checks = Claim("shop", "host", math.inf, Work.DISPATCH), 0
+    claim, checks = Claim("shop", "host", math.inf, DueWork.DISPATCH), 0
 
     def require() -> None:
         nonlocal checks

@@ -9,7 +9,7 @@ import pytest
 from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.scoring import Lookup, Page
+from mobilemoney_async.polling.scoring import Page, SingleLookup
 from mobilemoney_async.polling.sharing import StatusUpdate, Subscription, Subscriptions
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from tests.contract import samples
@@ -125,7 +125,7 @@ def test_a_forgotten_payment_costs_no_more_requests() -> None:
     planner = Planner(Schedule())
     planner.track("x", 0.0, is_new=False, deadline=math.inf)
     assert planner.choose(0.0) == Page(1)
-    asked = planner.send(Lookup("x"), 0.0)
+    asked = planner.send(SingleLookup("x"), 0.0)
     planner.forget("x")
     planner.forget("x")
     assert len(planner) == 0

@@ -18,7 +18,7 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.polling.list_model import ListModel
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import PageReader
-from mobilemoney_async.polling.scoring import Lookup, Page
+from mobilemoney_async.polling.scoring import Page, SingleLookup
 from mobilemoney_async.testing import page_answer, transaction_record
 from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive
 
@@ -161,7 +161,7 @@ def test_after_an_outage_of_everything_the_list_is_asked_again_at_once() -> None
         kinds.add(type(request))
         now += 30  # each request hangs until its time-out
         planner.fail(planner.send(request, now - 30), now, is_unreadable=False)
-    assert kinds == {Page, Lookup}
+    assert kinds == {Page, SingleLookup}
     done = drive(planner, service, until=now + 60, track={}, start=now)
     assert len(done.endings) == 30
     assert max(at for at, _ in done.endings.values()) < now + 40
@@ -181,13 +181,13 @@ def test_one_payment_whose_lookups_fail_does_not_hold_up_the_others(is_unreadabl
         request = planner.choose(now)
         assert request is not None
         asked = planner.send(request, now)
-        if request == Lookup("odd"):
+        if request == SingleLookup("odd"):
             tried.append(now)
             planner.fail(asked, now + LATENCY, is_unreadable=is_unreadable)
             assert planner.ready_at() <= now + 31, "the other waits for its own looks only"
             continue
         seen.append(now)
-        if isinstance(request, Lookup):
+        if isinstance(request, SingleLookup):
             row = service.get(request.transaction_id, now)
             planner.take_transaction(asked, row, now + LATENCY)
         else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus
 from mobilemoney_async.errors import InvalidTransactionId
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.scoring import Lookup, Page
+from mobilemoney_async.polling.scoring import Page, SingleLookup
 from tests.support.paper import ListOrder, Paper, PaperService, drive
 from tests.support.scale import examples
 
@@ -149,7 +149,7 @@ def test_a_payment_that_was_shown_is_never_not_found() -> None:
     service = PaperService()
     service.add(stuck(1))
     drive(planner, service, until=10.0)
-    sent = planner.send(Lookup("txn-1"), 500.0)
+    sent = planner.send(SingleLookup("txn-1"), 500.0)
     assert planner.refuse(sent, TransactionNotFound("no", status_code=404), 500.0) == []
     assert planner.refuse(sent, InvalidTransactionId("no", status_code=400), 500.0) == []
     assert "txn-1" in planner
@@ -177,7 +177,7 @@ def test_faults_are_followed_by_growing_pauses() -> None:
     now, pauses = 1.0, []
     for number in range(8):
         request = planner.choose(now)
-        assert isinstance(request, Lookup if number % 2 else Page), "the trouble may be the list's alone"
+        assert isinstance(request, SingleLookup if number % 2 else Page), "the trouble may be the list's alone"
         planner.fail(planner.send(request, now), now, is_unreadable=False)
         pauses.append(planner.ready_at() - now)
         now = planner.ready_at()
@@ -193,7 +193,7 @@ def test_four_requests_that_fail_together_are_one_fault() -> None:
     planner = Planner(ADVISED)
     for number in range(4):
         planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
-    for sent in [planner.send(Lookup(f"txn-{number}"), 1.0) for number in range(4)]:
+    for sent in [planner.send(SingleLookup(f"txn-{number}"), 1.0) for number in range(4)]:
         planner.fail(sent, 2.0, is_unreadable=False)
     assert planner.ready_at() == 3.0
 
@@ -233,8 +233,8 @@ def test_a_list_that_has_answered_again_is_away_for_a_second_after_its_next_faul
     planner.take_page(planner.send(Page(1), now), service.page(1, now), now)
     now += 60
     planner.fail(planner.send(Page(1), now), now, is_unreadable=False)
-    assert planner.choose(now + 1) == Lookup("txn-0")
-    planner.take_transaction(planner.send(Lookup("txn-0"), now + 1), service.get("txn-0", now + 1), now + 1)
+    assert planner.choose(now + 1) == SingleLookup("txn-0")
+    planner.take_transaction(planner.send(SingleLookup("txn-0"), now + 1), service.get("txn-0", now + 1), now + 1)
     assert planner.choose(now + 2) == Page(1)
 
 
@@ -244,7 +244,7 @@ def test_without_lookups_the_list_does() -> None:
     service = PaperService().filled(5, lambda number: (0.0, 30.0))
     for number in range(5):
         planner.track(f"txn-{number}", 0.0, is_new=False, deadline=math.inf)
-    planner.fail(planner.send(Lookup("txn-0"), 0.0), 0.1, is_unreadable=False)
+    planner.fail(planner.send(SingleLookup("txn-0"), 0.0), 0.1, is_unreadable=False)
     now, ended = 1.0, 0
     while now < 200 and len(planner):
         request = planner.choose(now)

@@ -9,7 +9,7 @@ import pytest
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.messages import Wire
+from mobilemoney_async.sandbox.messages import ReplyDelivery
 from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import Rule
 from tests.sandbox.service import SUCCEEDS, Service
@@ -130,7 +130,7 @@ def test_a_slow_answer_becomes_a_504_although_it_was_processed() -> None:
     assert (reply.status, reply.delay, reply.fault) == (504, 30.0, "latency")
     assert len(service.engine.book.payments) == 1
     script(service, faults.latency(31.0), faults.drop(processed=True))
-    assert service.collect().reply.wire is Wire.CLOSED
+    assert service.collect().reply.wire is ReplyDelivery.CLOSED
 
 
 def test_rules_are_a_sequence(service: Service) -> None:

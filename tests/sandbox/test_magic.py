@@ -7,7 +7,7 @@ import pytest
 
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.magic import MAGIC_NUMBERS, find
-from mobilemoney_async.sandbox.messages import Wire
+from mobilemoney_async.sandbox.messages import ReplyDelivery
 from mobilemoney_async.sandbox.states import INITIAL, TRANSITIONS, Event, IllegalTransitionError, Kind, Status, after
 from tests.sandbox.service import Answer, Service
 
@@ -86,13 +86,13 @@ def test_when_it_ends(kind: Kind, suffix: str, until: float, end: str | None) ->
 @pytest.mark.parametrize(
     ("suffix", "wire", "status", "is_made"),
     [
-        ("201", Wire.LOST, 200, True),
-        ("202", Wire.LOST, None, False),
-        ("203", Wire.ANSWERED, 500, True),
-        ("204", Wire.ANSWERED, 504, False),
+        ("201", ReplyDelivery.LOST, 200, True),
+        ("202", ReplyDelivery.LOST, None, False),
+        ("203", ReplyDelivery.ANSWERED, 500, True),
+        ("204", ReplyDelivery.ANSWERED, 504, False),
     ],
 )
-def test_how_it_is_answered(kind: Kind, suffix: str, wire: Wire, status: int | None, is_made: bool) -> None:
+def test_how_it_is_answered(kind: Kind, suffix: str, wire: ReplyDelivery, status: int | None, is_made: bool) -> None:
     service = Service()
     reply = create(service, kind, suffix).reply
     assert (reply.wire, status in (None, reply.status)) == (wire, True)

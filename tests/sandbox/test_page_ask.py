@@ -8,7 +8,7 @@ import pytest
 
 from mobilemoney_async import MobileMoneyError
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, PIN, Choices, Sandbox, faults
-from mobilemoney_async.sandbox.messages import Wire
+from mobilemoney_async.sandbox.messages import ReplyDelivery
 from tests.sandbox.page_user import WRITTEN, Elements, PageUser, only
 from tests.sandbox.service import ORDINARY, Service
 
@@ -148,7 +148,7 @@ def test_a_sandbox_asks_without_a_page() -> None:
     sandbox = Sandbox()
     assert sandbox.ask(ORDINARY, "10").status == 200
     assert only(sandbox).phone_number == ORDINARY
-    assert sandbox.ask("+255780000202", "10").wire is Wire.LOST
+    assert sandbox.ask("+255780000202", "10").wire is ReplyDelivery.LOST
     for phone_number, amount in (("0788", "10"), (ORDINARY, "ten"), ("", "10"), ("+255780000202", "")):
         with pytest.raises(ValueError, match=r"^(phone_number|amount) must be "):
             sandbox.ask(phone_number, amount)

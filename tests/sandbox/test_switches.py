@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mobilemoney_async.sandbox import SWITCHES, Choices, Fault, Rule, Sandbox, Switch, SwitchState, faults
-from mobilemoney_async.sandbox.messages import Reply, Wire
+from mobilemoney_async.sandbox.messages import Reply, ReplyDelivery
 from tests.sandbox.service import ORDINARY, STUCK, Service
 
 PROFILE = "/user-service/profile"
@@ -91,8 +91,8 @@ def test_one_can_stay_on_until_it_is_turned_off(service: Service) -> None:
 def test_one_can_be_for_some_requests_only(service: Service) -> None:
     service.engine.switches.turn_on("refused", on="POST c2b")
     assert state(service, "refused").on == "POST c2b"
-    assert profile(service).wire is Wire.ANSWERED
-    assert service.collect().reply.wire is Wire.REFUSED
+    assert profile(service).wire is ReplyDelivery.ANSWERED
+    assert service.collect().reply.wire is ReplyDelivery.REFUSED
     assert state(service, "refused").on == "POST c2b"
 
 

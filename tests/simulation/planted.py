@@ -221,8 +221,8 @@ DEFECTS = (
     Defect(
         "a part of the list counts as the whole",
         "payments/ownership/listing.py",
-        "        walk = reader.walk(counted=counted)\n",
-        "        walk = reader.walk(is_complete=True, counted=counted)\n",
+        "        listing = reader.listing(counted=counted)\n",
+        "        listing = reader.listing(is_complete=True, counted=counted)\n",
     ),
     Defect(  # before "payments: one predicate decides when a payment is looked for"
         "a later payment makes no unknown one due",
@@ -301,7 +301,7 @@ DEFECTS = (
     Defect(
         "a match that fits another key's earlier attempt is adopted",
         "payments/ownership/reconciliation.py",
-        "if verdict.adopt is not None and look.rival is not None:",
+        "if verdict.adopt is not None and check.rival is not None:",
         "if False:",
     ),
     # Chosen by somebody who had not read the simulator.

@@ -421,7 +421,7 @@ def give_from_outside(world: World) -> None:
         (connections.Connections, "transact", transact),
         (connections, "make_engine", world.remember_engine),
         *(_of_server(world) if world.disk.has_server else ()),
-        (change_watch, "_Waiter", numbered(change_watch._Waiter)),
+        (change_watch, "_ChangeReader", numbered(change_watch._ChangeReader)),
         (change_watch, "_POLL", world.plan.idle),
         (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
         (StoreChannel, "poll", world.plan.idle),

@@ -17,7 +17,7 @@ from mobilemoney_async.contract.models import PageAnswer, Pagination, Transactio
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
 from mobilemoney_async.errors import MobileMoneyError, TransactionNotFound
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.scoring import Lookup, Page, Request
+from mobilemoney_async.polling.scoring import Page, Request, SingleLookup
 from mobilemoney_async.polling.sharing import StatusUpdate
 
 START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
@@ -131,7 +131,7 @@ class Drive:
         return [
             at
             for at, request in self.asked
-            if isinstance(request, Lookup) and transaction_id in (None, request.transaction_id)
+            if isinstance(request, SingleLookup) and transaction_id in (None, request.transaction_id)
         ]
 
 

@@ -32,7 +32,7 @@ def watch_accounts(service: Service, *, timeout: float | None, as_json: bool) ->
     async def work(store: AccountStore) -> None:
         view = AccountsView()
         is_screen = not as_json and sys.stdout.isatty()
-        shown: AbstractContextManager[Callable[[], object]] = nullcontext(_Lines(view, as_json=as_json))
+        shown: AbstractContextManager[Callable[[], object]] = nullcontext(_AccountLines(view, as_json=as_json))
         with screen(view) if is_screen else shown as show, anyio.move_on_after(timeout or math.inf):
             await follow(store, view, read_all, show)
 
@@ -57,7 +57,7 @@ class AccountsView:
                 yield output.new_table(ACCOUNT_COLUMNS, self.latest)
 
 
-class _Lines:
+class _AccountLines:
     """Printer where there is no terminal: a line for each account with other needs than before."""
 
     def __init__(self, view: AccountsView, *, as_json: bool) -> None:

@@ -19,8 +19,8 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import WAS_REFUSED_SOFTLY, payments, unmatched
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.payments.audit.report import (
+    AuditComparison,
     AuditReport,
-    Comparison,
     Difference,
     DifferenceKind,
     difference,
@@ -28,7 +28,7 @@ from mobilemoney_async.payments.audit.report import (
     totals_of,
     unsettled_of,
 )
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.listing import Lister, unhurried
 from mobilemoney_async.payments.ownership.matching import query_for
 from mobilemoney_async.payments.ownership.searches import read_row_facts
@@ -53,37 +53,37 @@ _ZONES = timedelta(hours=14)
 async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_date: date) -> AuditReport:
     """Compare the store with the service; see `Payments.audit`."""
     pipeline = unhurried(pipeline)
-    walk = await Lister(pipeline).complete(from_date, to_date, lane=Priority.BULK)
+    listing = await Lister(pipeline).complete(from_date, to_date, lane=Priority.BULK)
     start, last = (datetime.combine(each, time(), UTC) for each in (from_date, to_date))
     now = pipeline.utcnow()
 
-    def read(journal: Journal) -> Comparison:
+    def read(journal: Journal) -> AuditComparison:
         # Before the owners: of a payment that is recorded at this moment, one of the two shows the transaction.
         around = shift(start, -_DAY), shift(last, 2 * _DAY)
         open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None), also=PaymentState.RELEASED)
-        owned = owners_of_rows(journal, walk.rows)
-        return Comparison(
-            rows=walk.rows,
+        owned = owners_of_rows(journal, listing.rows)
+        return AuditComparison(
+            rows=listing.rows,
             owned=owned,
             open_ones=open_ones,
-            sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
-            facts=read_row_facts(journal, walk.rows, owned, settled=timedelta(0)),
+            sent=_sent_between(journal, start, min(shift(last, _DAY), listing.began_at)),
+            facts=read_row_facts(journal, listing.rows, owned, settled=timedelta(0)),
             is_sole_writer=store.sole_writer is not False,
             kept={(row.transaction_id, row.status) for row in journal.rows(unmatched, _HAS_WORD, IS_OWNED)},
-            began_at=walk.began_at,
+            began_at=listing.began_at,
             now=now,
             grace=timedelta(seconds=store.grace),
         )
 
     comparison, account = await store.read(lambda journal: (read(journal), journal.find_account()))
     is_due = account is not None and account.due_since is not None
-    missing = await _compare_missing(pipeline, walk, comparison)
+    missing = await _compare_missing(pipeline, listing, comparison)
     return AuditReport(
         from_date=from_date,
         to_date=to_date,
         transactions=len(comparison.own_rows),
         payments=len({each.key for each in (*comparison.owned.values(), *comparison.sent)}),
-        differences=[*incomplete(walk, is_waited_for=is_due), *comparison.differences(), *missing],
+        differences=[*incomplete(listing, is_waited_for=is_due), *comparison.differences(), *missing],
         totals=totals_of(comparison.own_rows),
         unsettled=unsettled_of(comparison.own_rows),
         on_its_way=[row.id for row in comparison.on_its_way],
@@ -100,13 +100,13 @@ def _sent_between(
     return journal.records(*then, *where, may_exist, order_by=[_columns.sent_at])
 
 
-async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Comparison) -> list[Difference]:
+async def _compare_missing(pipeline: Pipeline, listing: Listing, comparison: AuditComparison) -> list[Difference]:
     """Return the differences of payments with transactions that the list does not show.
 
     Some are looked up. Of the others, one is missing only between rows that are shown, in a list that was read as a
     whole.
     """
-    inside, *edges = _divide(walk, comparison.sent)
+    inside, *edges = _divide(listing, comparison.sent)
     rows = await _read_edges(Lister(pipeline), edges)
     found: list[Difference] = []
     left, skipped, keys = _MOST_LOOKUPS, 0, {each.key for each in inside}
@@ -136,20 +136,22 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
         said = f"payments that the list does not show at the edges of these days, and that were not compared: {skipped}"
         found.append(difference(DifferenceKind.INCOMPLETE, said))
     gone = {each.key for each in found if each.kind is DifferenceKind.MISSING}
-    return [*found, *_find_cut(walk, [[each for each in edge if each.key not in gone] for edge in edges])]
+    return [*found, *_find_cut(listing, [[each for each in edge if each.key not in gone] for edge in edges])]
 
 
-def _find_cut(walk: Walk, edges: Sequence[Sequence[PaymentRecord]]) -> Iterable[Difference]:
+def _find_cut(listing: Listing, edges: Sequence[Sequence[PaymentRecord]]) -> Iterable[Difference]:
     """Return the difference of a list that hides more of its days than a time zone does: `to` may exclude its day."""
-    first, last = (datetime.combine(each or walk.first_day, time(), UTC) for each in (walk.first_day, walk.last_day))
-    times = [row.created_at for row in walk.rows if row.created_at is not None]
-    is_empty, times = not times, times or [walk.began_at]  # then all are before, and one zone explains one edge
+    first, last = (
+        datetime.combine(each or listing.first_day, time(), UTC) for each in (listing.first_day, listing.last_day)
+    )
+    times = [row.created_at for row in listing.rows if row.created_at is not None]
+    is_empty, times = not times, times or [listing.began_at]  # then all are before, and one zone explains one edge
     before, after = ([query_for(each).sent_at for each in edge] for edge in edges)
     before = [each for each in before if each < shift(min(times), -_MARGIN)]
     after = [each for each in after if each > shift(max(times), _MARGIN)]
-    ends = min(shift(last, _DAY), walk.began_at)
+    ends = min(shift(last, _DAY), listing.began_at)
     hidden = max(before, default=first) - first, ends - min(before if is_empty else after, default=ends)
-    if walk.is_complete and not walk.unreadable and (min if is_empty else max)(hidden) > _ZONES:
+    if listing.is_complete and not listing.unreadable and (min if is_empty else max)(hidden) > _ZONES:
         said = "the list hides payments at the edges of these days, over more hours than time zones explain"
         days = (f"{shift(first, -_DAY):%Y-%m-%d}", "--to", f"{shift(last, _DAY):%Y-%m-%d}")
         advice = "the service may leave out the first or the last day: audit a day more on each side"
@@ -157,13 +159,15 @@ def _find_cut(walk: Walk, edges: Sequence[Sequence[PaymentRecord]]) -> Iterable[
         yield difference(DifferenceKind.INCOMPLETE, f"{said}: {sum(map(len, edges))}", step=step)
 
 
-def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
+def _divide(listing: Listing, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
     """Return the payments that a listing does not show: those between its rows, those before, and those after them."""
-    shown = {row.id for row in walk.rows}
+    shown = {row.id for row in listing.rows}
     missing = [each for each in sent if each.transaction_id is not None and each.transaction_id not in shown]
-    times = sorted(row.created_at for row in walk.rows if row.created_at is not None)
-    first, last = (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (walk.began_at, walk.began_at)
-    is_whole = walk.is_complete and not walk.unreadable
+    times = sorted(row.created_at for row in listing.rows if row.created_at is not None)
+    first, last = (
+        (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (listing.began_at, listing.began_at)
+    )
+    is_whole = listing.is_complete and not listing.unreadable
     parts: tuple[list[PaymentRecord], ...] = [], [], []
     for each in missing:
         at = query_for(each).sent_at

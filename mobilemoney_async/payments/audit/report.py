@@ -16,7 +16,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.ownership.comparison import CLOCKS, RowClass, RowFacts
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.matching import (
     KindIndex,
     Match,
@@ -155,20 +155,20 @@ class AuditReport(Data):
         return not self.differences
 
 
-def incomplete(walk: Walk, *, is_waited_for: bool) -> Iterable[Difference]:
+def incomplete(listing: Listing, *, is_waited_for: bool) -> Iterable[Difference]:
     """Return the reasons why a listing cannot be compared as a whole; disbursements may wait for that."""
     # A row with an id can be looked up and explained.
-    is_hopeless = not walk.is_complete or any(row.id is None for row in walk.unreadable)
+    is_hopeless = not listing.is_complete or any(row.id is None for row in listing.unreadable)
     step = _COMPARE_YOURSELF if is_waited_for and is_hopeless else None
-    if not walk.is_complete:
-        yield difference(DifferenceKind.INCOMPLETE, walk.shortfall, step=step)
-    if walk.unreadable:
-        said = f"rows of the list that cannot be read: {len(walk.unreadable)}"
+    if not listing.is_complete:
+        yield difference(DifferenceKind.INCOMPLETE, listing.shortfall, step=step)
+    if listing.unreadable:
+        said = f"rows of the list that cannot be read: {len(listing.unreadable)}"
         yield difference(DifferenceKind.INCOMPLETE, said, step=step)
 
 
 @attrs.frozen(kw_only=True, repr=False)
-class Comparison:
+class AuditComparison:
     """Comparison of a listing with the store as it was afterwards.
 
     Attributes:
@@ -219,14 +219,14 @@ class Comparison:
     def on_its_way(self) -> Sequence[Transaction]:
         """Rows that no payment claims yet."""
         skew = estimate_skew(own_samples((self.owned.get(row.id), row) for row in self.rows))
-        ahead = timedelta(0) if skew is None else skew.high
+        offset = timedelta(0) if skew is None else skew.high
         found: list[Transaction] = []
         for row in self._unowned():
             if not may_be_shillings(row) or self.facts.classify(row, None) is RowClass.LOST:
                 continue  # a difference, however young
             near = self._near(row)
             unidentified = _first_open(near)
-            age = None if row.created_at is None else shift(self.now, ahead) - row.created_at
+            age = None if row.created_at is None else shift(self.now, offset) - row.created_at
             # One that is dated far ahead would be young for ever.
             is_young = age is not None and -_NEAR < age < self.grace and (bool(near) or self.is_sole_writer)
             if unidentified is None:

@@ -43,7 +43,7 @@ from mobilemoney_async.errors import (
     TransportError,
 )
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
-from mobilemoney_async.payments.ownership.binding import wait
+from mobilemoney_async.payments.ownership.binding import payment_delayed
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
     SUSPECT,
@@ -206,7 +206,7 @@ class RecordedAttempts:
         is_certain = isinstance(error, APIError) and error.is_certain
         code = (error.code or f"HTTP {error.status_code}") if isinstance(error, APIError) else None
         is_unmade = outcome == "not_sent" or (is_certain and isinstance(error, REFUSED_FOR_ALL))
-        event = PaymentEvent.PUT_BACK if self.is_queued and is_unmade else _EVENTS[outcome]
+        event = PaymentEvent.REQUEUE if self.is_queued and is_unmade else _EVENTS[outcome]
         try:
             await self._save(event, detail=detail, is_certain=is_certain, code=code)
         except StoreError as exc:
@@ -361,7 +361,9 @@ class Beginning:
         require_known(found.version)
         require_active(journal, found.account_state)
         if found.must_compare and self.guard.sole_writer is not False and checks["of_payout"]:
-            raise wait("has to be compared with the service before a disbursement, which began before that was known")
+            raise payment_delayed(
+                "has to be compared with the service before a disbursement, which began before that was known"
+            )
         if not self.guard.has(found.account_number_key):  # the store went back to before the account's first payment
             checks = self.guard.parameters(journal, self.request, checks["of_now"])
             found = run(journal.connection, _CHECKS[self.guard.is_strict], checks)

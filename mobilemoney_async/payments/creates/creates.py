@@ -48,7 +48,7 @@ from mobilemoney_async.payments.ownership.duplicates import DuplicateGuard, dupl
 from mobilemoney_async.payments.ownership.evidence import may_be, names
 from mobilemoney_async.payments.ownership.matching import query_for, read_sample
 from mobilemoney_async.payments.ownership.reconciler import Reconciler
-from mobilemoney_async.payments.ownership.reconciliation import adopt, doubt
+from mobilemoney_async.payments.ownership.reconciliation import adopt, mark_unknown
 from mobilemoney_async.payments.ownership.recovery import Recovery
 from mobilemoney_async.payments.records.account_store import AccountStore, suspended
 from mobilemoney_async.payments.records.journal import Journal
@@ -175,7 +175,7 @@ class IdempotentCreates:
             await locks.enter_async_context(self._store.locks.hold(request.key))
             await locks.enter_async_context(self._store.locks.hold(kind))
             while True:
-                expected, acknowledgement = await self._clear(request, progress)
+                expected, acknowledgement = await self._until_sendable(request, progress)
                 if acknowledgement is not None:
                     return acknowledgement
                 progress.attempts = attempts = RecordedAttempts(
@@ -208,7 +208,9 @@ class IdempotentCreates:
             said = "the results of %s of account %r could not be recorded: %s"
             logger.error(said, keys, self._store.account, exc)  # noqa: TRY400
 
-    async def _clear(self, request: PaymentRequest, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
+    async def _until_sendable(
+        self, request: PaymentRequest, progress: _Progress
+    ) -> tuple[int | None, Acknowledgement | None]:
         """Return the acknowledgement of a payment that exists, or else the attempt that another may follow.
 
         Raises:
@@ -271,7 +273,7 @@ class IdempotentCreates:
         if answer is Clearance.DOUBT:
             reason = Reason(PaymentCause.UNCOMPARED) if record.cause is None else None
             now = self._pipeline.utcnow()
-            doubted = await self._store.write(lambda journal: doubt(journal, record, reason, at=now))
+            doubted = await self._store.write(lambda journal: mark_unknown(journal, record, reason, at=now))
             return doubted if isinstance(doubted, StoreError) else self._unknown(doubted)
         if record.is_unresolved or record.candidates:
             return self._unknown(record)

@@ -208,7 +208,7 @@ class Binding:
             if self._named is not None:
                 self._named.doubt()
             raise self._foreign(failure) from failure
-        raise wait(
+        raise payment_delayed(
             f"was never used with these credentials, which could not be checked: {failure} (if they are of the same "
             "merchant, mobilemoney payments rebind accepts them)"
         ) from failure
@@ -310,7 +310,7 @@ class Binding:
         return StoreError(f"{said}: these may be the credentials of another merchant; {advice}", outcome="not_sent")
 
 
-def wait(reason: str) -> StoreError:
+def payment_delayed(reason: str) -> StoreError:
     """Return the error for a payment that has to wait, for a reason about the store."""
     return StoreError(f"the store {reason}; nothing was sent", outcome="not_sent")
 

@@ -192,7 +192,7 @@ class DuplicateGuard:
         if suspect is None:
             return
         if any(each.shown.is_gap for each in lines_of(journal, [suspect]).values()):
-            raise forgotten(suspect, request.key)
+            raise lost_payment_error(suspect, request.key)
         of_kind = [_columns[name] == checks[f"of_{name}"] for name in ("type", "amount")]
         may_fit = sa.or_(_columns.number_digest == checks["of_digest"], _columns.number_digest.is_(None))
         lines = find_lines(journal, *of_kind, may_fit, IS_OPEN)
@@ -204,7 +204,9 @@ class DuplicateGuard:
                 raise _suspected(line.id)
 
 
-def forgotten(transaction_id: str, key: str, why: str = "the store has forgotten payments") -> DuplicateSuspected:
+def lost_payment_error(
+    transaction_id: str, key: str, why: str = "the store has forgotten payments"
+) -> DuplicateSuspected:
     """Return the error for a payment that may be a transaction which the store has forgotten, or may have."""
     return DuplicateSuspected(
         f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
@@ -228,7 +230,7 @@ def require_remembered(journal: Journal, request: PaymentRequest, *, has_others:
     of_number = digest(journal.number_key(), request.phone_number)
     for line in find_lines(journal, *here, is_partial, is_certain):
         if line.is_of(request, of_number):
-            raise forgotten(line.id, request.key)
+            raise lost_payment_error(line.id, request.key)
 
 
 def require_placed(journal: Journal, request: PaymentRequest, now: datetime, rows: Iterable[Transaction]) -> None:
@@ -243,7 +245,7 @@ def require_placed(journal: Journal, request: PaymentRequest, now: datetime, row
     decided = {*owners(journal, ids), *explained(journal, ids)}
     for name in ids:
         if name not in decided:
-            raise forgotten(name, request.key, "the store may have forgotten payments")
+            raise lost_payment_error(name, request.key, "the store may have forgotten payments")
 
 
 def _suspected(transaction_id: str) -> DuplicateSuspected:

@@ -72,7 +72,7 @@ STEADY: timedelta = timedelta(minutes=10)
 
 
 @attrs.frozen(kw_only=True)
-class Walk:
+class Listing:
     """Listing of some days of the transaction list.
 
     Attributes:
@@ -168,7 +168,7 @@ class Evidence:
     """Evidence in one listing, for all payments that are looked for in it.
 
     Attributes:
-        walk: The listing.
+        listing: What was read.
         owned: The payments that own its transactions, by transaction id, as of `owners_of_rows`.
         searches: All payments that may be an unowned transaction, by key: those to be judged, and others on their way,
             unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
@@ -178,7 +178,7 @@ class Evidence:
         merchant_id: The account's merchant at the service, if known.
     """
 
-    walk: Walk
+    listing: Listing
     owned: Mapping[str, PaymentRecord]
     searches: Mapping[str, PaymentQuery]
     grace: float
@@ -189,17 +189,17 @@ class Evidence:
     @cached_property
     def spellings(self) -> Spellings:
         """Spellings that the owned transactions prove."""
-        return learn(self.walk.rows, self.owned, merchant_id=self.merchant_id)
+        return learn(self.listing.rows, self.owned, merchant_id=self.merchant_id)
 
     @cached_property
     def _rows(self) -> Mapping[str, Transaction]:
-        return {row.id: row for row in self.walk.rows}
+        return {row.id: row for row in self.listing.rows}
 
     @cached_property
     def _free(self) -> KindIndex[Transaction]:
         """Rows that nothing claims."""
         free = KindIndex[Transaction]()
-        for row in self.walk.rows:
+        for row in self.listing.rows:
             if self._is_mistaken(row) or not self._is_settled_id(row.id):
                 free.add(row_kind(row), row)
         return free
@@ -213,7 +213,7 @@ class Evidence:
 
     @cached_property
     def _witnesses(self) -> Sequence[ClockSample]:
-        return own_samples((self.owned.get(row.id), row) for row in self.walk.rows)
+        return own_samples((self.owned.get(row.id), row) for row in self.listing.rows)
 
     def _is_settled_id(self, id: str | None) -> bool:
         """Return whether a transaction cannot be any payment that is searched for."""
@@ -238,12 +238,12 @@ class Evidence:
             key=lambda sample: abs(sample.began_at - query.sent_at),
         )
         own = estimate_skew(nearest[:_WITNESSES])
-        return estimate_skew(self.walk.dates) if own is None else attrs.evolve(own, is_own=True)
+        return estimate_skew(self.listing.dates) if own is None else attrs.evolve(own, is_own=True)
 
     def knows(self, key: str) -> bool:
         """Return whether all rows were read of the time in which a payment may have been made."""
         query = self.searches[key]
-        return self.walk.knows(*query.window(self.skew(query)))
+        return self.listing.knows(*query.window(self.skew(query)))
 
     def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Reason | None:
         """Compare the listing with payments that are known to exist, before and after a search.
@@ -261,7 +261,7 @@ class Evidence:
         witnesses = self._nearest(query, known)
         earlier = [record for record, own in witnesses if own.ended_at <= query.sent_at]
         later = [record for record, own in witnesses if own.sent_at >= query.ended_at]
-        if self.walk.is_complete:
+        if self.listing.is_complete:
             hidden = [record for record, _ in self._nearest(query, self.hidden)]
             sides = (self._with_place(each, skew)[:_COMPARED] for each in (earlier, later))
             compared = [*chain.from_iterable(sides), *self._with_place(hidden, skew)]
@@ -272,12 +272,12 @@ class Evidence:
             return Reason(PaymentCause.IN_GRACE)
         if not earlier:
             begin = query.window(skew)[0]
-            has_older = any(row.created_at is not None and row.created_at <= begin for row in self.walk.rows)
-            is_too_old = self.walk.is_complete and not has_older
+            has_older = any(row.created_at is not None and row.created_at <= begin for row in self.listing.rows)
+            is_too_old = self.listing.is_complete and not has_older
             return Reason(PaymentCause.TOO_OLD if is_too_old else PaymentCause.NO_EARLIER)
         if not later:
             return Reason(PaymentCause.NO_LATER)
-        if not self.walk.is_complete:
+        if not self.listing.is_complete:
             return _NOT_WHOLE
         for side in (earlier, later):
             if not self._with_place(side, skew):
@@ -301,7 +301,7 @@ class Evidence:
     def _with_place(self, records: Iterable[PaymentRecord], skew: Skew | None) -> Sequence[PaymentRecord]:
         """Return those of some payments that have a place in the days that were asked for."""
         return [
-            each for each in records if not self._is_untimed(each) and self.walk.asked(*query_for(each).window(skew))
+            each for each in records if not self._is_untimed(each) and self.listing.asked(*query_for(each).window(skew))
         ]
 
     def _is_untimed(self, record: PaymentRecord) -> bool:
@@ -317,13 +317,13 @@ class Evidence:
 
     def is_settled(self, ended_at: datetime) -> bool:
         """Return whether the listing began after the grace period of a request that ended at a time."""
-        return shift(ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
+        return shift(ended_at, timedelta(seconds=self.grace)) <= self.listing.began_at
 
     def _contradiction(self, record: PaymentRecord, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing does not show a payment as the search would find it, or None if it does."""
         row = self._rows.get(record.transaction_id or "")
         if row is None:
-            is_unreadable = any(each.id == record.transaction_id for each in self.walk.unreadable)
+            is_unreadable = any(each.id == record.transaction_id for each in self.listing.unreadable)
             return Reason(PaymentCause.UNREADABLE) if is_unreadable else Reason(PaymentCause.HIDDEN, record.key)
         own = query_for(self.owned.get(row.id, record))
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
@@ -346,7 +346,7 @@ class Evidence:
         flaw = self._flaw(query, skew)
         if not near:
             if flaw is not None:
-                return Verdict(reason=flaw if self.walk.is_complete else control or flaw)
+                return Verdict(reason=flaw if self.listing.is_complete else control or flaw)
             return Verdict(is_clear=True, has_none_near=True, reason=control)
         ids = sorted(near)
         fit, row = near[ids[0]]
@@ -371,12 +371,12 @@ class Evidence:
     def _is_believed(self, query: PaymentQuery, row: Transaction, skew: Skew | None) -> bool:
         """Return whether a row that is alone may be adopted: it is in the window, and the window is known."""
         start, end = query.window(skew)
-        if not is_within(row, start, end) or not self.walk.knows(start, end):
+        if not is_within(row, start, end) or not self.listing.knows(start, end):
             return False
         if skew is not None and skew.high - skew.low > STEADY:
             return False
         # A part of the list has to show its own clock.
-        return self.walk.is_complete or (skew is not None and skew.is_own)
+        return self.listing.is_complete or (skew is not None and skew.is_own)
 
     def _rival(self, key: str, row: Transaction, skew: Skew | None) -> str | None:
         """Return the key of another payment that may be a row as well, or None."""
@@ -390,12 +390,12 @@ class Evidence:
 
     def _flaw(self, query: PaymentQuery, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing may have missed a payment, apart from its control, or None."""
-        if not self.walk.is_complete:
+        if not self.listing.is_complete:
             return _NOT_WHOLE
-        if not self.walk.asked(*query.window(skew)):
+        if not self.listing.asked(*query.window(skew)):
             return Reason(PaymentCause.OTHER_DAYS)
         first, last = query.reach(skew)
-        for row in self.walk.unreadable:
+        for row in self.listing.unreadable:
             is_near = row.created_at is None or first <= row.created_at <= last
             if is_near and not self._is_settled_id(row.id):
                 return Reason(PaymentCause.UNREADABLE)

@@ -52,8 +52,8 @@ async def import_transactions(
     times = [each.shown.created_at for each in known.values() if each.shown.created_at is not None]
     rows, dates = dict[str, Transaction](), list[ClockSample]()
     if len(keys) > _FEW and times:
-        walk = await Lister(pipeline).near(min(times), max(times), lane=Priority.BULK)
-        rows, dates = {row.id: row for row in walk.rows}, [*walk.dates]
+        listing = await Lister(pipeline).near(min(times), max(times), lane=Priority.BULK)
+        rows, dates = {row.id: row for row in listing.rows}, [*listing.dates]
     wait = store.settles_after(pipeline.options.timeout)
     done: list[PaymentRecord] = []
     for key, name in keys.items():

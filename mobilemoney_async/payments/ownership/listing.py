@@ -17,7 +17,7 @@ from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority, re
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Pagination, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.errors import APIError, TransactionNotFound
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.matching import ClockSample, read_sample
 from mobilemoney_async.resources.page_choice import JoinedPages, TimeSearch
 
@@ -41,7 +41,7 @@ def unhurried(pipeline: Pipeline) -> Pipeline:
     return attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
 
 
-class _Reader:
+class _PageReader:
     """Reader of single pages, which keeps their rows.
 
     Attributes:
@@ -84,15 +84,15 @@ class _Reader:
             self._unreadable.update(dict.fromkeys(answer.unreadable))
         return answer
 
-    def walk(
+    def listing(
         self,
         *,
         is_complete: bool = False,
         covered: tuple[datetime, datetime] | None = None,
         counted: int | None = None,
-    ) -> Walk:
+    ) -> Listing:
         """Return the listing."""
-        return Walk(
+        return Listing(
             rows=tuple(self.rows.values()),
             unreadable=tuple(row for row in self._unreadable if row.id not in self.rows),
             dates=tuple(self._dates),
@@ -112,7 +112,7 @@ class Lister:
 
     _pipeline: Pipeline = attrs.field(converter=unhurried)
 
-    async def complete(self, first_day: date, last_day: date | None = None, lane: Priority = Priority.BULK) -> Walk:
+    async def complete(self, first_day: date, last_day: date | None = None, lane: Priority = Priority.BULK) -> Listing:
         """Read all transactions of some days, in two requests more than they have pages.
 
         Where a row may have been missed, since rows left or moved while they were read, the list is read again.
@@ -129,7 +129,7 @@ class Lister:
         Raises:
             MobileMoneyError: A page could not be fetched.
         """
-        reader = _Reader(self._pipeline, (first_day, last_day), lane, left=_MOST_REQUESTS)
+        reader = _PageReader(self._pipeline, (first_day, last_day), lane, left=_MOST_REQUESTS)
         seen: set[object] = set()
         counted: int | None = None
         for _ in range(_ATTEMPTS):
@@ -140,15 +140,15 @@ class Lister:
             counted = pages.counted
             is_whole = pages.is_whole and pages.rows.issuperset(reader.rows)
             if is_whole and (pages.is_plain or await self._begins_as_before(reader, pages)):
-                return reader.walk(is_complete=True)
+                return reader.listing(is_complete=True)
             if pages.rows == seen:  # another attempt would show the same
                 break
             seen = pages.rows
-        walk = reader.walk(counted=counted)
-        logger.warning("%s", walk.shortfall)
-        return walk
+        listing = reader.listing(counted=counted)
+        logger.warning("%s", listing.shortfall)
+        return listing
 
-    async def _begins_as_before(self, reader: _Reader, pages: JoinedPages) -> bool:
+    async def _begins_as_before(self, reader: _PageReader, pages: JoinedPages) -> bool:
         """Return whether the list still begins as it did. If not, rows left, or it seemed to end while it was away."""
         for number in range(1, min(_MOST_NEW_PAGES, reader.left) + 1):
             begins = pages.begins_with(await reader.read(number))
@@ -162,7 +162,7 @@ class Lister:
         end: datetime,
         first_day: date | None = None,
         lane: Priority = Priority.LOOKUP,
-    ) -> Walk:
+    ) -> Listing:
         """Read the pages of one time in about log2(pages) + 4 requests, and in one or a few if it was just now.
 
         Args:
@@ -179,8 +179,8 @@ class Lister:
             MobileMoneyError: A page could not be fetched.
         """
         days = (first_day, None) if first_day else (shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
-        reader = _Reader(self._pipeline, days, lane, left=_MOST_PROBES)
+        reader = _PageReader(self._pipeline, days, lane, left=_MOST_PROBES)
         search = TimeSearch(start, end, is_recent=end > self._pipeline.utcnow() - _RECENT)
         while search.page is not None and reader.left > 0:
             search.take(await reader.read(search.page))
-        return reader.walk(is_complete=search.is_whole, covered=(start, end) if search.is_covered else None)
+        return reader.listing(is_complete=search.is_whole, covered=(start, end) if search.is_covered else None)

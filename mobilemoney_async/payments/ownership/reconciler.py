@@ -25,11 +25,11 @@ from mobilemoney_async.database.schema import unmatched
 from mobilemoney_async.errors import APIError, TransactionNotFound
 from mobilemoney_async.payments.feed.feed import prune
 from mobilemoney_async.payments.ownership.comparison import RowClass, far_edge, is_of_lost_life
-from mobilemoney_async.payments.ownership.evidence import Evidence, Verdict, Walk, may_be
+from mobilemoney_async.payments.ownership.evidence import Evidence, Listing, Verdict, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import date_ranges, query_for
 from mobilemoney_async.payments.ownership.reconciliation import (
-    Look,
+    ListCheck,
     ask_for_look,
     find_rival,
     mark_stale,
@@ -137,11 +137,11 @@ class Reconciler:
             start = shift(min(start for start, _ in windows), self._store.clock_offset)
             end = shift(max(end for _, end in windows), self._store.clock_offset)
             keys = {record.key for record in cluster}
-            walk = await self._read(self._lister.near(start, end), failures, is_asked=key in keys)
-            if walk is None:
+            listing = await self._read(self._lister.near(start, end), failures, is_asked=key in keys)
+            if listing is None:
                 left = {each: found for each, found in left.items() if each not in keys}
                 continue
-            evidence, judged = await self._judge(walk, cluster, key)
+            evidence, judged = await self._judge(listing, cluster, key)
             for record in judged:
                 if not _needs_whole_days(left[record.key], record, evidence):
                     del left[record.key]
@@ -149,13 +149,13 @@ class Reconciler:
         if failures and key is None:
             raise failures[0]
 
-    async def _read(self, listing: Awaitable[Walk], failures: list[APIError], *, is_asked: bool) -> Walk | None:
+    async def _read(self, reading: Awaitable[Listing], failures: list[APIError], *, is_asked: bool) -> Listing | None:
         """Return a listing, or None and add the failure: a service may refuse days of long ago.
 
         That is no reason to leave later payments unknown, nor to refuse a create, unless its own was to be looked for.
         """
         try:
-            return await listing
+            return await reading
         except APIError as exc:
             if is_asked or type(exc) not in {APIError, TransactionNotFound}:
                 raise
@@ -171,12 +171,12 @@ class Reconciler:
             asked = {record.key: record for each in days.keys for record in clusters[each]}
             # Read before the listing: one that is confirmed absent during it needs another look.
             others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
-            listing = self._lister.complete(days.first, days.last, lane=Priority.BULK)
-            walk = await self._read(listing, failures, is_asked=key in asked)
-            if walk is None:
+            reading = self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            listing = await self._read(reading, failures, is_asked=key in asked)
+            if listing is None:
                 continue
-            also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
-            await self._judge(walk, [*asked.values(), *also], key, is_whole=True)
+            also = [each for each in others if each.key not in asked and listing.asked(*query_for(each).window(None))]
+            await self._judge(listing, [*asked.values(), *also], key, is_whole=True)
 
     def _is_listed_whole(self, payment: Due, key: str | None) -> bool:
         """Return whether a payment is looked for in whole days: an absent one only where it may be sent again."""
@@ -199,30 +199,30 @@ class Reconciler:
         return min(start for start, _ in windows), max(end for _, end in windows)
 
     async def _judge(
-        self, walk: Walk, payments: Sequence[PaymentRecord], asked: str | None, *, is_whole: bool = False
+        self, listing: Listing, payments: Sequence[PaymentRecord], asked: str | None, *, is_whole: bool = False
     ) -> tuple[Evidence, list[PaymentRecord]]:
         """Record the results of a listing for some payments, a hundred in a transaction; return them as they are."""
         grace = self._store.grace
 
         def read(journal: Journal) -> Evidence:
-            owned = owners_of_rows(journal, walk.rows)
-            searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
+            owned = owners_of_rows(journal, listing.rows)
+            searches = {each.key: query_for(each) for each in (*doubtful(journal, listing.first_day), *payments)}
             return Evidence(
-                walk=walk,
+                listing=listing,
                 owned=owned,
-                hidden=hidden(journal, walk, grace),
-                explained_ids=explained(journal, [each for each in walk.ids if each not in owned]),
+                hidden=hidden(journal, listing, grace),
+                explained_ids=explained(journal, [each for each in listing.ids if each not in owned]),
                 searches=searches,
                 grace=grace,
-                merchant_id=merchant_of(journal, walk.rows, owned),
+                merchant_id=merchant_of(journal, listing.rows, owned),
             )
 
         evidence = await self._store.read(read)
         skew = evidence.skew(evidence.searches[payments[0].key])
         if skew is not None and skew.is_own:
-            ahead = (skew.low + skew.high) / 2
+            offset = (skew.low + skew.high) / 2
             # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
-            self._store.clock_offset = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
+            self._store.clock_offset = offset if abs(offset) <= 2 * _DAY else timedelta(0)
 
         def judge(some: Sequence[PaymentRecord], journal: Journal) -> list[PaymentRecord]:
             return [self._judge_one(journal, record, evidence, is_whole=is_whole, asked=asked) for record in some]
@@ -236,7 +236,7 @@ class Reconciler:
         """Return why no machine may give a row to a payment, though nothing else fits, or None."""
         if self._store.sole_writer is False:
             return PaymentCause.OTHER_SYSTEM
-        account, began_at = journal.find_account(), evidence.walk.began_at
+        account, began_at = journal.find_account(), evidence.listing.began_at
         assert account is not None  # made with its first payment
         has_others = account.others_until is not None and account.others_until > began_at
         if has_others and self._store.sole_writer is None:
@@ -263,7 +263,7 @@ class Reconciler:
     ) -> PaymentRecord:
         query = evidence.searches[record.key]
         skew = evidence.skew(query)
-        settled_at = evidence.walk.began_at - timedelta(seconds=evidence.grace)
+        settled_at = evidence.listing.began_at - timedelta(seconds=evidence.grace)
         control = evidence.control(query, neighbours(journal, record, settled_at=settled_at))
         verdict, rival = evidence.judge(record.key, control), None
         if verdict.adopt is not None:
@@ -274,20 +274,20 @@ class Reconciler:
             rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
         elif not verdict.candidates:
             verdict = evidence.keep_candidates(verdict, record.candidates)
-        look = Look(
+        check = ListCheck(
             evidence=evidence,
             verdict=verdict,
             rival=rival,
             is_contradicted=control is not None and control.cause in CONTRADICTIONS,
-            is_part=not is_whole and not evidence.walk.is_complete,
+            is_part=not is_whole and not evidence.listing.is_complete,
             is_asked=record.key == asked,
         )
-        return record_listing(journal, record, look)
+        return record_listing(journal, record, check)
 
 
 def _needs_whole_days(before: Due, record: PaymentRecord, evidence: Evidence) -> bool:
     """Return whether a payment must be looked for in whole days, after a look near its send that changed `before`."""
-    if evidence.walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+    if evidence.listing.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
         return False
     if record.candidates:
         # A part of the list can show a match, and leave open whether there is another one.

@@ -100,7 +100,7 @@ def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> Pa
 
 
 @attrs.frozen(kw_only=True)
-class Look:
+class ListCheck:
     """Listing that was read for a payment, and its verdict.
 
     Attributes:
@@ -122,7 +122,7 @@ class Look:
     @property
     def at(self) -> datetime:
         """Time of the listing."""
-        return self.evidence.walk.ended_at
+        return self.evidence.listing.ended_at
 
     def is_late(self, record: PaymentRecord) -> bool:
         """Return whether it was begun after the grace period of a payment."""
@@ -131,12 +131,12 @@ class Look:
     def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
         """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
         half = timedelta(seconds=self.evidence.grace / 2)
-        is_apart = walked_at is None or self.evidence.walk.began_at - walked_at >= half
+        is_apart = walked_at is None or self.evidence.listing.began_at - walked_at >= half
         is_read = self.verdict.is_clear or (not record.candidates and self.evidence.knows(record.key))
         return self.is_late(record) and is_apart and is_read and not self.is_contradicted
 
 
-def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> PaymentRecord:
+def record_listing(journal: Journal, record: PaymentRecord, check: ListCheck) -> PaymentRecord:
     """Record the result of a listing for a payment, and return the payment as it is now.
 
     A payment that is no longer as it was before the listing, `record`, is left as it is.
@@ -155,37 +155,39 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     current = to_record(row)
     if (current.attempt, current.state) != (record.attempt, record.state):
         return current
-    at, verdict = look.at, look.verdict
-    if verdict.adopt is not None and look.rival is not None:
-        verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
-        look = attrs.evolve(look, verdict=verdict)
+    at, verdict = check.at, check.verdict
+    if verdict.adopt is not None and check.rival is not None:
+        verdict = _contest(journal, current, verdict.adopt.id, check.rival, at=at)
+        check = attrs.evolve(check, verdict=verdict)
     if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
         return current if isinstance(adopted, StoreError) else adopted
     candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
     if row.named_id is not None:  # whatever the list shows, or hides
         candidates = tuple(dict.fromkeys([*candidates, row.named_id]))
-        look = attrs.evolve(look, verdict=attrs.evolve(verdict, is_clear=False, reason=may_be(candidates)))
-    _stop_others(journal, row, current, look)
+        check = attrs.evolve(check, verdict=attrs.evolve(verdict, is_clear=False, reason=may_be(candidates)))
+    _stop_others(journal, row, current, check)
     if not candidates:
-        return _record_miss(journal, row, current, look)
-    return _record_match(journal, current, candidates, look)
+        return _record_miss(journal, row, current, check)
+    return _record_match(journal, current, candidates, check)
 
 
-def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], look: Look) -> PaymentRecord:
+def _record_match(
+    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], check: ListCheck
+) -> PaymentRecord:
     """Record that a listing shows transactions that a payment may be, none of which is certain."""
-    at, reason = look.at, look.verdict.reason
-    values: dict[str, Any] = {"next_look_at": _next_look(current, look, reason)}
+    at, reason = check.at, check.verdict.reason
+    values: dict[str, Any] = {"next_look_at": _next_check(current, check, reason)}
     if current.state in REUSABLE:
-        doubted = doubt(journal, current, reason, at=at, candidates=candidates)
+        doubted = mark_unknown(journal, current, reason, at=at, candidates=candidates)
         if not isinstance(doubted, StoreError):
             return doubted
         # A payment of the same kind is unknown: that one comes first.
         return to_record(journal.update(current.key, values))
-    if current.state is PaymentState.ABSENT and not look.is_asked:
+    if current.state is PaymentState.ABSENT and not check.is_asked:
         # It stays absent: only where its key is used again is such a transaction in its way.
         return to_record(journal.update(current.key, values))
-    if look.is_part:
+    if check.is_part:
         # A part of the list leaves open whether there is another one: the caller reads the rest.
         return attrs.evolve(current, candidates=candidates)
     values |= reason_columns(reason)
@@ -198,7 +200,7 @@ def _record_match(journal: Journal, current: PaymentRecord, candidates: tuple[st
     return to_record(journal.update(current.key, values))
 
 
-def doubt(
+def mark_unknown(
     journal: Journal, record: PaymentRecord, reason: Reason | None, *, at: datetime, candidates: tuple[str, ...] = ()
 ) -> PaymentRecord | StoreError:
     """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything.
@@ -333,7 +335,7 @@ def _contest(journal: Journal, record: PaymentRecord, transaction_id: str, rival
     return verdict
 
 
-def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> None:
+def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, check: ListCheck) -> None:
     """Let an unknown collection stop others of its kind, or not, unless another one stops them already.
 
     One that a whole listing after the grace period has not shown near its send stops none: its customer approves each
@@ -341,16 +343,16 @@ def _stop_others(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     """
     if current.state is not PaymentState.UNKNOWN or current.type != TransactionType.COLLECTION:
         return
-    stops = not (look.verdict.has_none_near and look.is_late(current))
+    stops = not (check.verdict.has_none_near and check.is_late(current))
     if row.stops_kind and not stops:
         journal.update(row.key, {"stops_kind": False})
     elif stops and not row.stops_kind:
         journal.stop(row, {"stops_kind": True})
 
 
-def _next_look(
+def _next_check(
     record: PaymentRecord,
-    look: Look,
+    check: ListCheck,
     reason: Reason | None,
     *,
     walked_at: datetime | None = None,
@@ -364,12 +366,12 @@ def _next_look(
 
     Args:
         record: The payment.
-        look: The latest look.
+        check: The latest one.
         reason: Its reason why the payment is still open.
         walked_at: The end of the latest listing that counts for the absence of the payment.
         is_done: Whether the look was all that a payment needs that counts as not made.
     """
-    cause, at, grace = None if reason is None else reason.cause, look.at, timedelta(seconds=look.evidence.grace)
+    cause, at, grace = None if reason is None else reason.cause, check.at, timedelta(seconds=check.evidence.grace)
     ended_at = record.ended_at or record.changed_at
     age = at - ended_at
     was_searched = record.state is PaymentState.RELEASED or record.walks > 0
@@ -386,32 +388,32 @@ def _next_look(
             return at
         # The payment that it waits for makes it due. Each look at a long list costs several requests.
         pause = 7 * age if cause is PaymentCause.NO_LATER else 2 * age
-        return max(at + pause, ended_at + 2 * _DAY) if len(look.evidence.walk.rows) >= PAGE_SIZE_MAX else at + pause
+        return max(at + pause, ended_at + 2 * _DAY) if len(check.evidence.listing.rows) >= PAGE_SIZE_MAX else at + pause
     return at + 2 * age
 
 
-def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> PaymentRecord:
+def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, check: ListCheck) -> PaymentRecord:
     """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
-    at, verdict, reason = look.at, look.verdict, look.verdict.reason
-    if current.ended_at is None or look.evidence.walk.began_at < current.ended_at:
+    at, verdict, reason = check.at, check.verdict, check.verdict.reason
+    if current.ended_at is None or check.evidence.listing.began_at < current.ended_at:
         return current
-    has_counted = look.counts(current, row.walked_at)
+    has_counted = check.counts(current, row.walked_at)
     values: dict[str, Any] = {"walks": current.walks + 1, "walked_at": at} if has_counted else {}
     is_released = current.state is PaymentState.RELEASED  # a person has decided: the listing needs no control
-    if verdict.is_clear and (is_released or not look.is_contradicted):
+    if verdict.is_clear and (is_released or not check.is_contradicted):
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
-    if look.is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
+    if check.is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:
         reason = None  # as it was meant to be
     walks = values.get("walks", current.walks)
     # Only a listing after the grace period passes its control.
     is_absent = current.state is PaymentState.UNKNOWN and verdict.absent_ok and walks >= LISTINGS
-    is_of_others = look.is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
+    is_of_others = check.is_part or (reason is not None and reason.cause is PaymentCause.OTHER_DAYS)
     # A look at a part of the list puts nothing off.
     if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
         left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
         is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)
-        values["next_look_at"] = _next_look(left, look, reason, walked_at=walked_at, is_done=is_done)
-        values |= reason_columns(reason) if not look.is_part or current.state is PaymentState.UNKNOWN else {}
+        values["next_look_at"] = _next_check(left, check, reason, walked_at=walked_at, is_done=is_done)
+        values |= reason_columns(reason) if not check.is_part or current.state is PaymentState.UNKNOWN else {}
     changed = to_record(journal.update(current.key, values)) if values else current
     if not is_absent:
         return changed

@@ -33,7 +33,7 @@ from mobilemoney_async.database.schema import accounts, lost_times, unmatched
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.feed.changes import new_epoch
-from mobilemoney_async.payments.ownership.binding import Binding, Memory, wait
+from mobilemoney_async.payments.ownership.binding import Binding, Memory, payment_delayed
 from mobilemoney_async.payments.ownership.comparison import (
     CLOCKS,
     AccountFacts,
@@ -46,7 +46,7 @@ from mobilemoney_async.payments.ownership.comparison import (
     must_compare,
 )
 from mobilemoney_async.payments.ownership.duplicates import require_placed, require_remembered
-from mobilemoney_async.payments.ownership.evidence import Walk, may_be
+from mobilemoney_async.payments.ownership.evidence import Listing, may_be
 from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.payments.ownership.matching import Skew, estimate_skew, own_samples, query_for
 from mobilemoney_async.payments.ownership.searches import (
@@ -89,7 +89,7 @@ _NO_CLOCK = (
 # Where nothing shows it, rows of a day before and after are in question.
 _ANY_CLOCK = Skew(low=-_DAY, high=_DAY)
 
-_Listed: TypeAlias = tuple[Walk, Mapping[str, PaymentRecord], Skew]
+_Listed: TypeAlias = tuple[Listing, Mapping[str, PaymentRecord], Skew]
 
 
 class _UnreadableError(Exception):
@@ -141,14 +141,16 @@ class Recovery:
             self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
-                raise wait(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
+                raise payment_delayed(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
             return False
         patience = min(_PATIENCE, (self._pipeline.options.deadline or math.inf) / 2) if is_collection else None
         try:
             return await self._compare_alone(facts, patience)
         except _UnreadableError as exc:
             if not is_collection:
-                raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+                raise payment_delayed(
+                    f"has to be compared with the service before a disbursement, but {exc}"
+                ) from exc.__cause__
             await self.note_due()  # the process with the lease may have died before it did
             if facts.shows_loss or not facts.has_others(now):
                 await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
@@ -179,7 +181,7 @@ class Recovery:
     async def _end_comparison(self, note: str) -> None:
         facts = await self.binding.read()
         if not (facts.went_backwards or is_comparison_due(facts, self._pipeline.utcnow())):
-            raise wait("needs no comparison with the service, and nothing was noted")
+            raise payment_delayed("needs no comparison with the service, and nothing was noted")
         with suppress(MobileMoneyError):  # it may never be readable
             await self.compare()
         facts, now = await self.binding.read(), self._pipeline.utcnow()
@@ -189,11 +191,13 @@ class Recovery:
         settles_at = facts.settles_at(now, self._grace)
         if now < settles_at:
             await self.binding.save(again_at=settles_at)
-            raise wait(f"was not noted as compared: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC")
+            raise payment_delayed(
+                f"was not noted as compared: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC"
+            )
         due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
         lost = due.lost_time(clock) if due.went_backwards else None
         if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
-            raise wait(f"was not noted as compared: {_SAID_SINCE}")
+            raise payment_delayed(f"was not noted as compared: {_SAID_SINCE}")
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -304,8 +308,10 @@ class Recovery:
 
     async def _look(self, due: DueComparison) -> tuple[str | None, float]:
         """Compare the list with the store; return why it does not suffice, or None, and when to look again."""
-        walk, owned, skew = await self._list(due)
-        comparison, has_own, flaw = await self._store.read(lambda journal: self._read(journal, walk, owned, due, skew))
+        listing, owned, skew = await self._list(due)
+        comparison, has_own, flaw = await self._store.read(
+            lambda journal: self._read(journal, listing, owned, due, skew)
+        )
         if comparison.rows and skew == _ANY_CLOCK:
             self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
             return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about), _BACKOFF
@@ -320,7 +326,7 @@ class Recovery:
         facts, settles_at = due.facts, due.since + self._grace
         if facts.again_at is not None and facts.due_since is None and facts.lost_until is None and not facts.has_moved:
             settles_at = facts.again_at  # this repeats a comparison; else a backup has brought back an old time
-        again_at = settles_at if is_unsure and walk.began_at < settles_at else None
+        again_at = settles_at if is_unsure and listing.began_at < settles_at else None
         # Once they are noted, lost transactions are reported by this task or never.
         if not await shielded(partial(self._save, due, rows, lost, skew, again_at=again_at, flaw=flaw)):
             return _SAID_SINCE, _BACKOFF
@@ -332,11 +338,11 @@ class Recovery:
     async def _list(self, due: DueComparison) -> _Listed:
         """Read the rows from the sending of the newest known payment on."""
         start = shift(due.newest, self._store.clock_offset - CLOCKS)
-        walk, owned, skew = await self._list_since(start, due)
+        listing, owned, skew = await self._list_since(start, due)
         needed = shift(due.newest, skew.low - CLOCKS)
-        if needed < start and not walk.is_complete:
+        if needed < start and not listing.is_complete:
             return await self._list_since(needed, due)
-        return walk, owned, skew
+        return listing, owned, skew
 
     async def _list_since(self, start: datetime, due: DueComparison) -> _Listed:
         """Read the rows of a time, the payments that own them, and how far the service's clock is ahead.
@@ -345,31 +351,31 @@ class Recovery:
         """
         end = due.since + _DAY  # the end of the list, whatever the service's clock shows
         first_day = (due.newest - _DAY).date()  # one to spare, since the service's time zone is undocumented
-        walk = await self._lister.near(start, end, first_day)
-        if walk.covered is None and not walk.is_complete:
-            walk = await self._lister.near(start, end, first_day - _MONTH)  # older rows end it, whatever is counted
-        if walk.covered is None and not walk.is_complete:
-            walk = await self._lister.complete(first_day)
-        owned = await self._store.read(lambda journal: owners(journal, walk.ids))
-        samples = own_samples((owned.get(row.id), row) for row in walk.rows)
-        skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(walk.dates)
+        listing = await self._lister.near(start, end, first_day)
+        if listing.covered is None and not listing.is_complete:
+            listing = await self._lister.near(start, end, first_day - _MONTH)  # older rows end it, whatever is counted
+        if listing.covered is None and not listing.is_complete:
+            listing = await self._lister.complete(first_day)
+        owned = await self._store.read(lambda journal: owners(journal, listing.ids))
+        samples = own_samples((owned.get(row.id), row) for row in listing.rows)
+        skew = estimate_skew(samples[-_WITNESSES:]) or estimate_skew(listing.dates)
         if skew is None or skew.high - skew.low > CLOCKS:
             skew = _ANY_CLOCK
-        return walk, owned, skew
+        return listing, owned, skew
 
     def _read(
-        self, journal: Journal, walk: Walk, owned: Mapping[str, PaymentRecord], due: DueComparison, skew: Skew
+        self, journal: Journal, listing: Listing, owned: Mapping[str, PaymentRecord], due: DueComparison, skew: Skew
     ) -> tuple[Comparison, bool, str | None]:
         """Return the comparison of the rows, whether any is owned, where payments own some, and what the list lacks."""
         open_ones = open_attempts(journal)
-        facts = read_row_facts(journal, walk.rows, owned, settled=self._settled)
+        facts = read_row_facts(journal, listing.rows, owned, settled=self._settled)
         noted = set(facts.lost)
         # Candidates that the store has seen before: not those that were found while it was to be compared.
         named = {name for each in open_ones for name in each.candidates}
-        known = lines_of(journal, named.intersection(row.id for row in walk.rows))
+        known = lines_of(journal, named.intersection(row.id for row in listing.rows))
         noted.update(name for name, each in known.items() if facts.lives.hold(each.shown.first_seen_at))
         since = shift(due.newest, skew.low - CLOCKS)
-        rows = [row for row in walk.rows if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
+        rows = [row for row in listing.rows if row.id not in noted and facts.classify(row, skew) in _IN_QUESTION]
         undated = [row for row in rows if row.created_at is None]  # of any time
         rows = [row for row in rows if row.created_at is not None and row.created_at >= since]
         rows += undated if rows or due.went_backwards else []
@@ -380,8 +386,8 @@ class Recovery:
             began_at=due.since,
             grace=self._store.grace,
         )
-        settled = {*owned, *explained(journal, [each for each in walk.ids if each not in owned])}
-        return comparison, bool(owned) or newest_owned(journal, due.since) is None, walk.flaw(since, settled)
+        settled = {*owned, *explained(journal, [each for each in listing.ids if each not in owned])}
+        return comparison, bool(owned) or newest_owned(journal, due.since) is None, listing.flaw(since, settled)
 
     async def _save(
         self,

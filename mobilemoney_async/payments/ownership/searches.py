@@ -26,7 +26,7 @@ from mobilemoney_async.database.schema import (
     payments,
 )
 from mobilemoney_async.payments.ownership.comparison import CONTACT, AccountFacts, Lives, RowFacts, Span
-from mobilemoney_async.payments.ownership.evidence import Walk
+from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
@@ -154,19 +154,19 @@ def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
     return [*journal.records(IS_UNIDENTIFIED), *journal.records(WAS_REFUSED_SOFTLY, is_recent)]
 
 
-def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
+def hidden(journal: Journal, listing: Listing, grace: float) -> list[PaymentRecord]:
     """Return payments with a known transaction that a full listing should show and does not, a hundred at most."""
-    if not walk.is_complete:
+    if not listing.is_complete:
         return []
-    first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
+    first, last = (datetime.combine(day, time(), UTC) for day in (listing.first_day, listing.last_day or date.max))
     known = (
         _columns.account == journal.account,
         _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
         *comparable(_columns),
-        _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
+        _columns.ended_at <= listing.began_at - timedelta(seconds=grace),
     )
     statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
-    shown = set(walk.ids)
+    shown = set(listing.ids)
     keys = [row.key for row in journal.execute(statement) if row.transaction_id not in shown]
     return find_all(journal, keys[:_MOST_HIDDEN])
 

@@ -92,14 +92,14 @@ def _distance(line: Line, sent_at: datetime) -> timedelta:
     return timedelta(0) if at is None else abs(at - sent_at)
 
 
-def find_attempt(journal: Journal, row: Transaction, ahead: timedelta) -> PaymentRecord | None:
+def find_attempt(journal: Journal, row: Transaction, clock_offset: timedelta) -> PaymentRecord | None:
     """Return a payment of a row's kind in whatever state: the best fit and then the nearest, or None.
 
     Where the row shows no whole number, only payments of the same time are compared; else an erased number is as there.
-    The service's clock is `ahead`.
+    The service's clock is ahead by `clock_offset`.
     """
     table, number = payments.c, international(row.phone_number)
-    made_at = shift(row.created_at or _FIRST_MOMENT, -ahead)
+    made_at = shift(row.created_at or _FIRST_MOMENT, -clock_offset)
     alike = sa.select(payments).where(table.account == journal.account, table.amount == plain(row.amount))
     forms = {} if number is None else kept_forms(journal, [number])
     if number is not None:

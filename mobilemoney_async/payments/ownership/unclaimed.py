@@ -162,7 +162,7 @@ class UnclaimedObserver:
             self._store.remember(transaction_id, not record.is_adopted)
         self._skew = estimate_skew(own_samples((owned.get(row.id), row) for row in rows)) or self._skew
         # On the service's clock.
-        facts = RowFacts(merchant_id=merchant_id, began_at=shift(account.first_record_at, self._ahead))
+        facts = RowFacts(merchant_id=merchant_id, began_at=shift(account.first_record_at, self._clock_offset))
         fresh, changed, is_due = list[tuple[Transaction, datetime]](), list[Transaction](), False
         readable = list[str]()
         for row in (each for each in new if each.id not in owned):
@@ -186,7 +186,7 @@ class UnclaimedObserver:
             await shielded(partial(self._write, work, now))  # once it is noted, a row is reported by this task or never
 
     @property
-    def _ahead(self) -> timedelta:
+    def _clock_offset(self) -> timedelta:
         """How far the service's clock is ahead at least; nothing if that is not known."""
         return timedelta(0) if self._skew is None else self._skew.low
 
@@ -197,7 +197,7 @@ class UnclaimedObserver:
             self._store.remember(row.id, False)
             return None
         due_at = known if isinstance(known, datetime) else now + self._wait
-        is_old = made_at is None or made_at < shift(now, self._ahead - self._wait)
+        is_old = made_at is None or made_at < shift(now, self._clock_offset - self._wait)
         self._store.remember(row.id, due_at)
         return due_at if is_old or now >= due_at else None
 
@@ -235,10 +235,10 @@ class UnclaimedObserver:
         facts = read_row_facts(journal, [], {}, settled=self._wait) if fresh else RowFacts()
         attempts, foreign, unkept = open_attempts(journal), list[datetime](), 0
         for row, due_at in fresh:
-            like = find_attempt(journal, row, self._ahead)
+            like = find_attempt(journal, row, self._clock_offset)
             lost = facts.lost_time(row, self._skew)
             is_foreign = self._is_foreign(row, like, facts)
-            made_at = shift(row.created_at or now, -self._ahead)
+            made_at = shift(row.created_at or now, -self._clock_offset)
             foreign += [made_at] if is_foreign else []
             most = _MOST_STRANGERS if like is None else _MOST
             if lost is None and count >= most and not any(self._may_have_made(each, row) for each in attempts):

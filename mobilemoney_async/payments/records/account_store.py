@@ -179,7 +179,7 @@ class AccountStore:
             run, on_commit=end, share_key=self._place(share_key), high_priority=high_priority
         )
         if has_changes:
-            watches.of(self.database).stir()
+            watches.of(self.database).notify()
         return result
 
     async def wait_for_changes(self, number: int, *, until: float = math.inf) -> None:

@@ -62,7 +62,7 @@ class Due:
     in_whole_days: bool
 
 
-class Work(enum.IntFlag):
+class DueWork(enum.IntFlag):
     """Work that is due in an account: payments to follow, to look for in the list, and to send from the queue."""
 
     FOLLOW = 1
@@ -84,7 +84,7 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
     return sorted(found, key=lambda each: (each.record.created_at, each.record.key))
 
 
-def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -> dict[str, Work]:
+def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -> dict[str, DueWork]:
     """Return the accounts of a database in which work is due, and which; none of those that are suspended.
 
     Queued, unidentified and softly refused payments have small indexes of their own. Of the others, each account costs
@@ -94,24 +94,28 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     is_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
     unidentified = sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, _UNKNOWN, _ABSENT))
     at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
-    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, _REFUSED), (Work.DISPATCH, sa.and_(IS_QUEUED, at_once))]
+    wanted = [
+        (DueWork.RECONCILE, unidentified),
+        (DueWork.RECONCILE, _REFUSED),
+        (DueWork.DISPATCH, sa.and_(IS_QUEUED, at_once)),
+    ]
     selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
-    for work, each in ((Work.FOLLOW, IS_PENDING), (Work.RECONCILE, _RELEASED)):
+    for work, each in ((DueWork.FOLLOW, IS_PENDING), (DueWork.RECONCILE, _RELEASED)):
         # A scalar, which no database turns into a join with a million payments.
         first = sa.select(_columns.state).where(_columns.account == accounts.c.account, each).limit(1)
         selects.append((work, sa.select(accounts.c.account).where(first.scalar_subquery().is_not(None))))
-    found, times = dict[str, Work](), _times(now, grace)
+    found, times = dict[str, DueWork](), _times(now, grace)
     for work, statement in selects:
         for account in connection.execute(statement, times).scalars():
-            found[account] = found.get(account, Work(0)) | work
+            found[account] = found.get(account, DueWork(0)) | work
     inactive = sa.select(accounts.c.account, accounts.c.state).where(accounts.c.state.is_not(None))
     late = sa.select(_columns.account).where(IS_QUEUED, _columns.not_after <= now).distinct()
     states = {row.account: row.state for row in connection.execute(inactive)}
     # A late payment leaves the queue, of a removed account too.
     is_late = set(connection.execute(late.where(_columns.account.in_(states))).scalars()) if states else set[str]()
     for account in states.keys() & found.keys():
-        keeps = Work(0) if states[account] == AccountState.SUSPENDED else Work.FOLLOW | Work.RECONCILE
-        found[account] &= keeps | (Work.DISPATCH if account in is_late else Work(0))
+        keeps = DueWork(0) if states[account] == AccountState.SUSPENDED else DueWork.FOLLOW | DueWork.RECONCILE
+        found[account] &= keeps | (DueWork.DISPATCH if account in is_late else DueWork(0))
     return {account: work for account, work in found.items() if work}
 
 

@@ -240,12 +240,12 @@ class Journal:
             if failure is not None:
                 return failure
         if target is not state or is_own:
-            is_last = is_last and entry.event is not PaymentEvent.PUT_BACK  # its batch may be cancelled: see below
+            is_last = is_last and entry.event is not PaymentEvent.REQUEUE  # its batch may be cancelled: see below
             more: dict[str, Any] = {"source": entry.source, "detail": detail, "values": values}
             self.record(row.key, *change, at=entry.at, is_last=is_last, **more)
         elif values:
             self.change(row.key, values)
-        if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
+        if entry.event is PaymentEvent.REQUEUE and self._is_batch_cancelled(row.batch):
             said = "its batch was cancelled meanwhile"
             return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
         return None

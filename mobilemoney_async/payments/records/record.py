@@ -73,7 +73,7 @@ class PaymentEvent(enum.Enum):
     ACKNOWLEDGE = "acknowledged"
     REFUSE = "refused"
     FAIL_UNSENT = "not_sent"
-    PUT_BACK = "put_back"
+    REQUEUE = "put_back"
     LOSE = "unknown"
     ADOPT = "adopted"
     MISS = "absent"
@@ -119,7 +119,7 @@ _RESULTS: Mapping[PaymentEvent, PaymentState] = {
     _E.ACKNOWLEDGE: _S.ACKNOWLEDGED,
     _E.REFUSE: _S.REFUSED,
     _E.FAIL_UNSENT: _S.NOT_SENT,
-    _E.PUT_BACK: _S.QUEUED,
+    _E.REQUEUE: _S.QUEUED,
     _E.LOSE: _S.UNKNOWN,
 }
 TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
@@ -135,8 +135,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     # Recorded again, since the answer of the database was lost.
     (_S.REFUSED, _E.REFUSE): _S.REFUSED,
     (_S.NOT_SENT, _E.FAIL_UNSENT): _S.NOT_SENT,
-    (_S.QUEUED, _E.PUT_BACK): _S.QUEUED,
-    (_S.CANCELLED, _E.PUT_BACK): _S.CANCELLED,
+    (_S.QUEUED, _E.REQUEUE): _S.QUEUED,
+    (_S.CANCELLED, _E.REQUEUE): _S.CANCELLED,
     (_S.UNKNOWN, _E.MISS): _S.ABSENT,
     **{(state, _E.CONFIRM_ABSENT): _S.RELEASED for state in (_S.UNKNOWN, _S.ABSENT)},
     # Before the key is used again, an answer counts more than a confirmation.

@@ -36,7 +36,7 @@ ERASED_TEXT = "erased"
 """In place of a number, or of a text that may name someone."""
 
 ENDS_IN_ERROR: frozenset[PaymentEvent] = frozenset(
-    {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}
+    {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.REQUEUE, PaymentEvent.LOSE}
 )
 """Events whose detail is the text of an error: it may be the service's, and name someone."""
 
@@ -215,7 +215,7 @@ def _is_certain(entry: JournalEntry) -> bool:
     """Return whether an event says for certain which transaction a payment is, or that it is none."""
     if entry.event is PaymentEvent.REFUSE:
         return bool(entry.is_certain)
-    is_none = {PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.CONFIRM_ABSENT}
+    is_none = {PaymentEvent.FAIL_UNSENT, PaymentEvent.REQUEUE, PaymentEvent.CONFIRM_ABSENT}
     return entry.acknowledgement is not None or entry.event in is_none
 
 

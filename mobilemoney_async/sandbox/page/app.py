@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mobilemoney_async.sandbox.accounts import Account
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
-from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, account_of, one_of, read
+from mobilemoney_async.sandbox.page.forms import Actions, Form, RefusedForm, account_of, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, DOCUMENT, TICK, EventStream, write, write_parts
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
@@ -86,7 +86,7 @@ def create_page(sandbox: Controls) -> ASGIApp:
         Route("/merchant", page.switch, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
-    return guarded(Starlette(routes=routes, exception_handlers={404: _not_found, Refused: page.show}))
+    return guarded(Starlette(routes=routes, exception_handlers={404: _not_found, RefusedForm: page.show}))
 
 
 class _Choice(NamedTuple):
@@ -185,7 +185,7 @@ class _Page:
     def _take(self, account: Account, *, masked: bool) -> Snapshot:
         return take(self._sandbox, account, masked=masked, secret=self._secret, asked=self._actions.asked)
 
-    def _details(self, request: Request, refused: Refused | None) -> dict[str, object]:
+    def _details(self, request: Request, refused: RefusedForm | None) -> dict[str, object]:
         """Return the values of the page outside the snapshot, with the refusal of the form if there is one."""
         return {
             "refused": refused,

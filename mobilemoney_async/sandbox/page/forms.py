@@ -1,6 +1,6 @@
 """Forms of the page: reading them, and the action of each.
 
-An action does everything that was asked for, or raises `Refused` and does nothing.
+An action does everything that was asked for, or raises `RefusedForm` and does nothing.
 """
 
 import re
@@ -31,7 +31,7 @@ _MAX_FIELDS = 20
 
 
 @attrs.frozen
-class Refused(Exception):
+class RefusedForm(Exception):
     """Refusal of a form: the reason and the remedy for the page, an HTTP status, and the wrong field."""
 
     notice: str
@@ -54,14 +54,14 @@ async def read(request: Request) -> Mapping[str, str]:
     """Read the fields of a form, the last of two with one name; refuse one that is too long or no form of the page."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused("Send a form: application/x-www-form-urlencoded.", 415)
+        raise RefusedForm("Send a form: application/x-www-form-urlencoded.", 415)
     body = await read_body(request, MAX_BYTES)
     if body is None:
-        raise Refused(f"A form has at most {MAX_BYTES:,} bytes.", 413)
+        raise RefusedForm(f"A form has at most {MAX_BYTES:,} bytes.", 413)
     try:
         fields = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except ValueError as exc:
-        raise Refused("This is not a form of the page.", 400) from exc
+        raise RefusedForm("This is not a form of the page.", 400) from exc
     return dict(fields)
 
 
@@ -69,7 +69,7 @@ def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
     """Return the value of a field with a few possible values; refuse another."""
     value = form.get(field)
     if value not in choices:
-        raise Refused(f"{field} must be one of: {', '.join(choices)}.")
+        raise RefusedForm(f"{field} must be one of: {', '.join(choices)}.")
     return value
 
 
@@ -78,7 +78,7 @@ def number(form: Mapping[str, str], field: str) -> float:
     try:
         return float(form.get(field, ""))
     except ValueError:
-        raise Refused(f"{field} must be a number.") from None
+        raise RefusedForm(f"{field} must be a number.") from None
 
 
 def account_of(sandbox: Controls, name: str | None) -> Account:
@@ -105,14 +105,14 @@ class Actions:
             reply = self._sandbox.ask(phone_number, amount, account=account_of(self._sandbox, form.get("merchant")))
         except ValueError as exc:
             field = str(exc).split()[0]  # how each of the service's own refusals begins
-            raise Refused(_PAYMENT_FIELDS[field], field=field) from exc
+            raise RefusedForm(_PAYMENT_FIELDS[field], field=field) from exc
         self.asked = Asked(phone_number, amount, reply, next(reversed(payments)) if len(payments) > known else None)
 
     def enter_pin(self, form: Form) -> None:
         """Answer a prompt with a PIN. A text that is not four digits does not count as a wrong PIN."""
         pin = form.get("pin", "")
         if not _PIN.fullmatch(pin):
-            raise Refused(f"A PIN has {len(PIN)} digits.")
+            raise RefusedForm(f"A PIN has {len(PIN)} digits.")
         self._decide(form, lambda transaction_id: self._sandbox.enter_pin(transaction_id, pin))
 
     def decline(self, form: Form) -> None:
@@ -134,7 +134,7 @@ class Actions:
         try:
             self._sandbox.run_clock(rate)
         except ValueError as exc:
-            raise Refused(_sentence(exc)) from exc
+            raise RefusedForm(_sentence(exc)) from exc
         if before and not rate:
             self._rate_before_pause = before
 
@@ -142,7 +142,7 @@ class Actions:
         """Move the clock ahead, by a day at most."""
         seconds = number(form, "seconds")
         if not 0 <= seconds <= _DAY:
-            raise Refused(f"seconds must be a number from 0 to {_DAY}.")
+            raise RefusedForm(f"seconds must be a number from 0 to {_DAY}.")
         self._sandbox.advance(seconds)
 
     def switch_faults(self, form: Form) -> None:
@@ -157,9 +157,9 @@ class Actions:
                 case {"once": slug} | {"keep": slug}:
                     switches.turn_on(slug, once="once" in form, on=form.get("on") or None)
                 case _:
-                    raise Refused("Choose a fault.")
+                    raise RefusedForm("Choose a fault.")
         except ValueError as exc:
-            raise Refused(_sentence(exc)) from exc
+            raise RefusedForm(_sentence(exc)) from exc
 
     def send_callbacks(self, form: Form) -> None:
         """Set the receiver of callbacks and their mode, or send a forged one there."""
@@ -171,15 +171,15 @@ class Actions:
             else:
                 callbacks.configure(url, one_of(form, "mode", *CallbackMode))
         except ValueError as exc:
-            raise Refused("Enter a URL with http:// or https:// and a host.", field="url") from exc
+            raise RefusedForm("Enter a URL with http:// or https:// and a host.", field="url") from exc
 
     def _decide(self, form: Form, decide: Callable[[str], object]) -> None:
         try:
             decide(form.get("transaction_id", ""))
         except KeyError as exc:
-            raise Refused("This sandbox knows no such payment. Was it restarted?", 404) from exc
+            raise RefusedForm("This sandbox knows no such payment. Was it restarted?", 404) from exc
         except IllegalTransitionError as exc:
-            raise Refused("Too late: this payment is final, see the history of the phone.", 409) from exc
+            raise RefusedForm("Too late: this payment is final, see the history of the phone.", 409) from exc
 
 
 def _sentence(error: ValueError) -> str:

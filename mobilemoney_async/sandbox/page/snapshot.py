@@ -18,7 +18,7 @@ import attrs
 
 from mobilemoney_async.sandbox.accounts import Account
 from mobilemoney_async.sandbox.controls import Controls
-from mobilemoney_async.sandbox.messages import Reply, Wire
+from mobilemoney_async.sandbox.messages import Reply, ReplyDelivery
 from mobilemoney_async.sandbox.phones import Phone, Prompt
 from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import SwitchState
@@ -152,7 +152,7 @@ def _shown_payment(payment: Payment, *, masked: bool) -> Payment:
 
 def _shown_answer(asked: Asked, transactions: Mapping[str, Payment], *, masked: bool) -> dict[str, Any]:
     reply = asked.reply
-    answer = f"HTTP {reply.status} {reply.code or ''}" if reply.wire is Wire.ANSWERED else "no answer"
+    answer = f"HTTP {reply.status} {reply.code or ''}" if reply.wire is ReplyDelivery.ANSWERED else "no answer"
     return {
         "phone_number": phone_number(asked.phone_number, masked=masked),
         "amount": asked.amount,
