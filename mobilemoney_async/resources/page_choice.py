@@ -72,8 +72,9 @@ class FullListing:
             self._beyond = (self._beyond[0] + arrived, self._beyond[1] - left)  # at whichever end they came or left
             self._covered = max(0, self._covered - left)
         assert self.page is not None
-        # A total that is less than the page itself shows is none.
-        is_counted = answer.is_complete and total >= (self.page - 1) * self._size + length
+        # A total that is less than the page itself shows is none. An empty page may lie behind rows that have left.
+        least = (self.page - 1) * self._size + length if length else self.page > 1
+        is_counted = answer.is_complete and total >= least
         if not is_counted:
             self.counted = None
         elif self.counted is not None or self._total is None:

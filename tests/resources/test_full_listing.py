@@ -259,3 +259,17 @@ def test_a_list_that_shrinks_at_every_look_is_walked_all_the_same() -> None:
     shown, asked = list_all(model.page, lambda _: model.leave({next(leaving)}))
     assert {f"t-{number}" for number in model.rows} <= set(shown)
     assert len(asked) <= 3 * 20
+
+
+@pytest.mark.parametrize(
+    ("second", "total", "third", "is_short"), [(0, 80, 0, False), (50, 150, 0, False), (0, 0, 0, True)]
+)
+def test_an_empty_page_at_the_end_is_no_gap(second: int, total: int, third: int, is_short: bool) -> None:
+    """Rows have left before it, or the service counts a page too many; only one that counts nothing says nothing."""
+    steps, lengths = FullListing(), {1: 100, 2: second, 3: third}
+    while steps.page is not None:
+        first, number = 100 * steps.page, steps.page
+        rows = tuple(map(row, range(first, first + lengths[number])))
+        counts = Pagination(current_page=number, total_pages=3, total_count=150 if number == 1 else total, per_page=100)
+        steps.take(TransactionPage(transactions=rows, pagination=counts))
+    assert steps.is_short is is_short
