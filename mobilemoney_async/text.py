@@ -106,7 +106,7 @@ def id_repr(text: str | None) -> str:
 
 
 def shown_note(text: str, limit: int = 500) -> str:
-    """Return a text of a person or of the service that may be a mere id: redacted if it is none.
+    """Return a text of someone or of the service that may be a mere id: redacted if it is none.
 
     Numbers are masked inside an id too.
     """

@@ -179,7 +179,7 @@ def normalise_amount(amount: int | Decimal | str) -> str:
 
     Args:
         amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of ASCII digits, optionally with a dot and one
-            or two zeros (``"1000.00"``). ``"500.000"`` and ``"15,000"`` are refused: a person may read them otherwise.
+            or two zeros (``"1000.00"``). ``"500.000"`` and ``"15,000"`` are refused: people may read them otherwise.
             Never ``float`` or ``bool``. At most 20 digits; the service's own range is not documented.
 
     Raises:
@@ -255,7 +255,7 @@ def number_advice(number: str) -> str:
     if compact.startswith("+0"):
         return "no country code begins with 0"
     if not number.isascii() and _has_unseen(number):
-        return "it holds an invisible character, as pasted numbers may: type it anew"
+        return "it holds an invisible character, as pasted numbers may: type it again"
     return ""
 
 

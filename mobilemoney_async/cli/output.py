@@ -54,7 +54,7 @@ def phone(phone_number: str, *, unmasked: bool) -> str:
 
 
 def said(text: str | None, *, unmasked: bool) -> str:
-    """Return a text of a person or of the service for output: redacted, unless the user asked for whole numbers.
+    """Return a text of someone or of the service for output: redacted, unless the user asked for whole numbers.
 
     A mere id stays as it is, as in masked JSON.
     """

@@ -379,7 +379,7 @@ def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) ->
         output.show(*map(output.command, command_lines(step, service)))
 
     def said(entry: HistoryEntry) -> str:
-        # Of the others none holds a number; some name long ids, and so does what a person adopts, before the note.
+        # Of the others none holds a number; some name long ids, and so does what someone adopts, before the note.
         parts = (entry.detail or "").split(": ", 1 if entry.what == PaymentEvent.ADOPT.value else 0)
         return ": ".join(output.said(each, unmasked=unmasked or entry.source != Source.PERSON) for each in parts)
 

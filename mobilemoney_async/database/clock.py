@@ -80,7 +80,7 @@ class Lease:
     def taken(self, by: Holder, now: float, ttl: float) -> Lease:
         """Return the lease after a process has asked for it for `ttl` seconds; it gets it if it was free or its own.
 
-        After the clock was set back, another's is counted anew: its holder counts its time by a clock of its own.
+        After the clock was set back, another's is counted again: its holder counts its time by a clock of its own.
         """
         if self.is_held_by(by):
             return attrs.evolve(self, until=now + ttl, written=now)

@@ -33,7 +33,7 @@ class UTCDateTime(sa.types.TypeDecorator[datetime]):
 class Word(sa.Text):
     """Text with few values, which are parts of statements.
 
-    As parameters they would hide which partial index fits: SQLite plans such a statement anew at each execution.
+    As parameters they would hide which partial index fits: SQLite plans such a statement again at each execution.
     """
 
     class Comparator(sa.Text.Comparator[str]):

@@ -287,7 +287,7 @@ def _before_connect(
     if makes_file:
         _make_private(file)
     else:
-        # Nobody can look and open in one step: a file that is moved away in between must not be made anew.
+        # Nobody can look and open in one step: a file that is moved away in between must not be made again.
         arguments[0] = f"{Path(file).as_uri()}?mode=rw"
         options["uri"] = True
 

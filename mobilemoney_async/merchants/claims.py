@@ -296,7 +296,7 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, DueWork]
         for some in chunks(each for each in changed if changed[each] == due):
             run(_update(account_claims, _claim.account.in_(some)).values(work=due))
     for table in (account_claims, hosts):
-        # Written before the clock was set back: counted anew, since its host counts by a clock of its own.
+        # Written before the clock was set back: counted again, since its host counts by a clock of its own.
         run(_update(table, table.c.until > now + TTL + SETBACK).values(until=now + TTL))
     run(_delete(account_claims, ~_HAS_WORK, _claim.until <= now))
     run(_delete(hosts, hosts.c.until <= now))

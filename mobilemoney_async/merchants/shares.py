@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 # Part of its share that a host may have too much, until it gives some back: so many at a time at most, since others
-# have to start each of them anew, and none while so many wait for a host.
+# have to start each of them again, and none while so many wait for a host.
 _SLACK, _MOST_GIVEN, _MOST_WAITING = 0.1, 10, 50
 
 

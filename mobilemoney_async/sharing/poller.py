@@ -224,7 +224,7 @@ class StoreChannel:
                     return missed
             try:
                 change = await anext(self._feed)
-            except InvalidCursor:  # the store was restored, or found to be behind its service: its feed begins anew
+            except InvalidCursor:  # the store was restored, or found to be behind its service: its feed begins again
                 self._is_lost = True
                 continue
             if change.state is PaymentState.ACKNOWLEDGED and change.record is not None:

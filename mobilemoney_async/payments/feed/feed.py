@@ -408,7 +408,7 @@ async def prune(store: AccountStore, utcnow: Callable[[], datetime]) -> None:
 async def forget_unread(store: AccountStore, consumer: str) -> None:
     """Delete a consumer as which nobody reads; raise `StoreError` if somebody does, or if there is none.
 
-    Its reader would begin anew, behind changes that it has not handled.
+    Its reader would begin again, behind changes that it has not handled.
     """
     me = new_holder(None)
 

@@ -93,7 +93,7 @@ _in_part = _suspects(
     sa.func.coalesce(_columns.first_seen_at, _columns.first_seen_at) > sa.bindparam("of_seen_since"),
 )
 _either = sa.func.coalesce(_of_number.scalar_subquery(), _in_part.scalar_subquery())
-# Two, since psycopg reads a statement of more than 4,096 characters anew each time: the longer one has a few less, by a
+# Two, as psycopg reads a statement of more than 4,096 characters again each time: the longer one has a few less, by a
 # short alias.
 SUSPECT: Mapping[bool, sa.Label[Any]] = {
     False: _of_number.scalar_subquery().label("suspect"),

@@ -399,7 +399,7 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, che
         return current
     has_counted = check.counts(current, row.walked_at)
     values: dict[str, Any] = {"walks": current.walks + 1, "walked_at": at} if has_counted else {}
-    is_released = current.state is PaymentState.RELEASED  # a person has decided: the listing needs no control
+    is_released = current.state is PaymentState.RELEASED  # an operator has decided: the listing needs no control
     if verdict.is_clear and (is_released or not check.is_contradicted):
         values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
     if check.is_part and reason is not None and reason.cause is PaymentCause.NOT_WHOLE:

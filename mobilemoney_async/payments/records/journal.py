@@ -421,7 +421,7 @@ class Journal:
         subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
         message = f"{entry.event.value}: {subject} {problem}"
         reason = entry.detail if entry.acknowledgement is not None else detail_of(entry)
-        if reason is not None:  # a person's note goes into the error, and so to logs
+        if reason is not None:  # an operator's note goes into the error, and so to logs
             message += f" ({redact(reason) if entry.source is Source.PERSON else reason})"
         self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
