@@ -1,5 +1,7 @@
 """The package keeps to its layers, and this test notices a violation."""
 
+import ast
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,14 @@ def test_the_package_keeps_to_its_layers() -> None:
     """Code depends on code below it only, so that any package can be read without those above."""
     assert mobilemoney_async.__file__ is not None
     assert violations(Path(mobilemoney_async.__file__).parent) == []
+
+
+def test_a_name_of_a_class_means_one_class() -> None:
+    """Also in the sandbox, which shares no code with the client."""
+    files = Path(str(mobilemoney_async.__file__)).parent.rglob("*.py")
+    trees = (ast.parse(path.read_text("utf-8")) for path in files)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_pure_modules_have_their_known_names() -> None:

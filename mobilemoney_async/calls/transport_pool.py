@@ -142,7 +142,7 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
 
     used: WeakSet[Any] = WeakSet()
 
-    class Request(aiohttp.ClientRequest):
+    class OneUseRequest(aiohttp.ClientRequest):
         _send_on = aiohttp.ClientRequest.send  # fails here, not silently, where a release of aiohttp sends otherwise
 
         async def send(self, conn: Any) -> aiohttp.ClientResponse:
@@ -171,7 +171,10 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
             ssl=verify, limit=_LIMITS.max_connections or 0, keepalive_timeout=_LIMITS.keepalive_expiry or 0
         )
         return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), middlewares=(send_once,), request_class=Request
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(send_once,),
+            request_class=OneUseRequest,
         )
 
     return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)

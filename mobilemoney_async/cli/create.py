@@ -71,7 +71,7 @@ def _command(kind: TransactionType, first_line: str, ends: str) -> Callable[...,
         unmasked: Unmasked = False,
         service: Service,
     ) -> None:
-        request = PaymentRequest(kind, phone_number, amount, key, unmasked, as_json)
+        request = PaymentArguments(kind, phone_number, amount, key, unmasked, as_json)
         _create(request, service, wait=wait, timeout=timeout, yes=yes)
 
     create.__doc__ = f"""{first_line}
@@ -98,7 +98,7 @@ disburse: Callable[..., None] = _command(
 
 
 @attrs.frozen
-class PaymentRequest:
+class PaymentArguments:
     """Payment that the user asks for, and how its output is shown."""
 
     type: TransactionType
@@ -118,7 +118,7 @@ class PaymentRequest:
         return f"{verb} {int(self.amount):,} TZS {preposition} {phone(self.phone_number, unmasked=self.unmasked)}"
 
 
-def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: float, yes: bool) -> None:
+def _create(request: PaymentArguments, service: Service, *, wait: bool, timeout: float, yes: bool) -> None:
     command, is_key_given = request.command, request.key is not None
     options.check_timeout(timeout)
     settings = service.settings()
@@ -128,7 +128,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
     new = missing_file(settings)
     risk = "" if new is None or not is_key_given else f", by {new}, a new store, which knows no payment under any key"
     options.confirm_money(settings, f"{request}{risk}", yes=yes)
-    payment = Payment(request, settings, service)
+    payment = PaymentRun(request, settings, service)
 
     async def work() -> None:
         async with open_client(settings, on_event=payment.note_event) as client:
@@ -148,7 +148,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
         raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
 
 
-def _checked(request: PaymentRequest, settings: Settings) -> PaymentRequest:
+def _checked(request: PaymentArguments, settings: Settings) -> PaymentArguments:
     """Return a request with normal phone number and amount, and with a key if there is a store."""
     number = options.require_phone_number(request.phone_number, settings)
     accepted = "AMOUNT must be whole TZS, more than 0, in digits such as 15000"
@@ -167,10 +167,10 @@ def _checked(request: PaymentRequest, settings: Settings) -> PaymentRequest:
     return attrs.evolve(request, phone_number=number, amount=amount, key=key)
 
 
-class Payment:
+class PaymentRun:
     """One payment from the request to the final state; its watchlist holds the transaction, once there is one."""
 
-    def __init__(self, request: PaymentRequest, settings: Settings, service: Service) -> None:
+    def __init__(self, request: PaymentArguments, settings: Settings, service: Service) -> None:
         self.watchlist: following.Watchlist | None = None
         self._request, self._settings, self._service = request, settings, service
         self._refusals = following.Refusals()

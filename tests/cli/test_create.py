@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, PaymentState, SQLStore, TransactionType
-from mobilemoney_async.cli.create import Payment, PaymentRequest
+from mobilemoney_async.cli.create import PaymentArguments, PaymentRun
 from mobilemoney_async.cli.failures import ExitCode, Refused
 from mobilemoney_async.cli.options import Service
 from mobilemoney_async.configuration.settings import Settings
@@ -203,10 +203,10 @@ class TestFollowing:
     """In virtual time, on both loops."""
 
     @staticmethod
-    def payment(sandbox: Sandbox, phone_number: str) -> Payment:
-        request = PaymentRequest(TransactionType.COLLECTION, phone_number, "100")
+    def payment(sandbox: Sandbox, phone_number: str) -> PaymentRun:
+        request = PaymentArguments(TransactionType.COLLECTION, phone_number, "100")
         settings = Settings(profile="till", base_url=sandbox.base_url, is_production=False)
-        return Payment(request, settings, Service(profile="till"))
+        return PaymentRun(request, settings, Service(profile="till"))
 
     async def test_refused_credentials_do_not_hide_a_payment(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Where the service stops accepting the token after the payment was sent, the command says that it is open."""
