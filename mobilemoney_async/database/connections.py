@@ -70,12 +70,12 @@ _NEVER_IDLE = (
 IS_POOLED = "mobilemoney_is_pooled"
 """Note about a connection: it leads to a pooler, so that a session of the server lasts for one transaction."""
 
-# SQLite's engines, and the files of their open connections, each with what tells it from another one of its name. The
+# SQLite's engines, and the files of their open connections, each with what tells it, and its log, from others. The
 # child of a fork inherits SQLite's list of locks, but not the locks: no connection there, not even a new one, keeps
 # others from removing the log of what it has committed. So idle connections are closed before a fork, and the child
 # refuses files that were in use.
 _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
-_open: dict[int, tuple[str, tuple[int, int] | None]] = {}
+_open: dict[int, tuple[str, Mapping[str, tuple[int, int] | None]]] = {}
 _inherited: set[str] = set()
 
 OF_THE_DATABASE = (sa.exc.SQLAlchemyError, OSError)
@@ -310,14 +310,18 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _on_connect(connection: Any, record: object, *, file: str, patience: float) -> None:
-    _open[id(connection)] = file, _identity(file)
+    _open[id(connection)] = file, {file: _identity(file)}
     weakref.finalize(connection, _open.pop, id(connection), None).atexit = False  # where no event tells of its end
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     # SQLite itself does not wait here if several processes make the database at once: `Database.open` tries again.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
-    _open[id(connection)] = file, _identity(file)  # the first write may copy a file of an image
+    # From the first read on the log is there, if there is one, until the last connection is closed. The first write may
+    # have copied a file of an image.
+    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").close()
+    log = f"{os.path.realpath(file)}-wal"
+    _open[id(connection)] = file, {file: _identity(file), **({log: known} if (known := _identity(log)) else {})}
 
 
 def _identity(file: str) -> tuple[int, int] | None:
@@ -329,11 +333,12 @@ def _identity(file: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _require_in_place(file: str, known: tuple[int, int] | None) -> None:
-    """Refuse to work in a file that its name no longer leads to: SQLite would go on in it, and nobody find it again."""
-    if known is None or _identity(file) != known:
-        said = f"{file} was removed or replaced while this process had it open, and what it writes would be lost"
-        raise StoreError(f"{said}: stop all processes, put the file back, and start them again", outcome="not_sent")
+def _require_in_place(file: str, known: Mapping[str, tuple[int, int] | None]) -> None:
+    """Refuse to work in files that their names no longer lead to: nobody would find again what SQLite writes there."""
+    for name, identity in known.items():
+        if identity is None or _identity(name) != identity:
+            said = f"{name} was removed or replaced while this process had it open, and what it writes would be lost"
+            raise StoreError(f"{said}: stop all processes, put {file} back, and start them again", outcome="not_sent")
 
 
 def _make_private(name: str) -> None:
