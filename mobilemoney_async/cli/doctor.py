@@ -298,7 +298,7 @@ async def _check_store(settings: Settings, *, all_accounts: bool) -> list[Findin
         elif not os.access(file.parent, os.W_OK):
             return [_problem("store", f"{file} cannot be made", f"make its folder, writable: {file.parent}")]
     except errors.MobileMoneyError as exc:
-        advice = "check the URL, and that this user may use the database"
+        advice = "check the URL, and that this user may use the database; if it is damaged, restore a backup"
         return [_problem("store", str(exc), None if isinstance(exc, errors.InvalidRequest) else advice)]
     judged = judge_accounts(statuses) if all_accounts and found.refusal is None else []
     return [*judge_store(found, has_key=settings.store_key is not None), *judged, *readable]
