@@ -4,7 +4,7 @@ The laws are read off the service's own log, by the merchant's key that each cre
 and that no answer shows.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +25,17 @@ from mobilemoney_async import (
 )
 from tests.support.fakes import NOON
 from tests.support.scale import soak
-from tests.support.second_service import BASE_URL, TOKEN, Event, ListBehaviour, Payment, SecondService, dropped
+from tests.support.second_service import (
+    BASE_URL,
+    TOKEN,
+    Event,
+    ListBehaviour,
+    Payment,
+    Row,
+    SecondService,
+    dropped,
+    error,
+)
 
 KINDS = ["collections", "disbursements"]
 TYPES = {"collections": "collection", "disbursements": "disbursement"}
@@ -66,6 +76,11 @@ class Order:
     kind: str
     phone_number: str
     amount: int = 5000
+
+
+def order(kind: str, key: str = "k", last: int = 1) -> Order:
+    """Return an order of the usual amount."""
+    return Order(key, kind, number(last))
 
 
 @attrs.define(eq=False)
@@ -177,8 +192,7 @@ class World:
         wrong = broken_laws(self.service, records)
         if at_end:
             since = self.utcnow() - timedelta(days=5)
-            reports = await reported(client)
-            wrong += unaccounted(self.service, records, None if reports is None else reports.union(known), since=since)
+            wrong += unaccounted(self.service, records, {*await unclaimed(client), *known}, since=since)
         assert not wrong, "\n".join(wrong)
 
     def made(self, key: str) -> list[str]:
@@ -204,6 +218,31 @@ def make_world(url: str, *, resend: bool = False) -> World:
 def lose_answer(request: httpx.Request, payment: Payment | None) -> httpx.Response:
     """Close the connection before the answer."""
     raise dropped(request)
+
+
+def refuse(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+    """Refuse a create for certain."""
+    return error(403, "insufficient_permissions")
+
+
+def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+    """Refuse a create without a code of the contract."""
+    return error(400, "TRANSACTION_TIMEOUT")
+
+
+def unreadable(request: httpx.Request) -> httpx.Response:
+    """Close the connection before a page of the list."""
+    raise dropped(request)
+
+
+def masked(row: Row) -> Row:
+    """Return a row without the middle of its number."""
+    return {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
+
+
+def national(row: Row) -> Row:
+    """Return a row with its number as it is dialled in the country."""
+    return {**row, "phone_number": f"0{row['phone_number'][4:]}"}
 
 
 def reshuffled() -> dict[str, Any]:
@@ -232,14 +271,12 @@ def outcome(record: PaymentRecord) -> str:
 
 def is_openly_unknown(record: PaymentRecord) -> bool:
     """Return whether a payment is unknown and says why: by its candidates, or by a reason."""
-    says_why = bool(record.candidates) or bool(getattr(record, "reason", None))
-    return record.state is PaymentState.UNKNOWN and says_why
+    return record.state is PaymentState.UNKNOWN and bool(record.candidates or record.reason)
 
 
-async def reported(client: AsyncClient) -> set[str] | None:
-    """Return the transactions that are reported as unclaimed, or None while the package does not report any."""
-    unclaimed: Callable[[], Awaitable[Iterable[Any]]] | None = getattr(client.payments, "unclaimed", None)
-    return None if unclaimed is None else {each.transaction_id for each in await unclaimed()}
+async def unclaimed(client: AsyncClient) -> set[str]:
+    """Return the transactions that no payment claims."""
+    return {each.transaction_id for each in await client.payments.unclaimed()}
 
 
 def broken_laws(service: SecondService, records: Mapping[str, PaymentRecord], *, grace: float = GRACE) -> list[str]:
@@ -299,28 +336,27 @@ def _exists(service: SecondService, key: str) -> bool:
 def unaccounted(
     service: SecondService,
     records: Mapping[str, PaymentRecord],
-    reports: set[str] | None,
+    reports: Collection[str],
     *,
     since: datetime = NOON,
 ) -> list[str]:
     """Return the transactions of our merchant that stay unnoticed in the end.
 
     Each must be claimed by a record, be reported as unclaimed, be a candidate, or be that of a payment which is openly
-    unknown. While nothing is reported (`reports` is None), this is asked only of the single transaction of a key, and
-    not after an operator's word. Strangers and second transactions are reported for some days only: `since` then.
+    unknown. Strangers, second transactions and what an operator's word is about are reported since a time only.
     """
     claimed = {record.transaction_id for record in records.values()}
     candidates = {each for record in records.values() for each in record.candidates}
     wrong = []
     for payment in service.payments:
-        if payment.merchant_id != "merchant-1" or payment.id in claimed | candidates | (reports or set()):
+        if payment.merchant_id != "merchant-1" or payment.id in {*claimed, *candidates, *reports}:
             continue
         record = None if payment.owner is None else records.get(payment.owner)
         if record is not None and is_openly_unknown(record):
             continue
         alone = payment.owner is not None and [each.owner for each in service.payments].count(payment.owner) == 1
         has_word = record is not None and record.state is PaymentState.RELEASED
-        if (alone and not has_word) or (reports is not None and payment.created_at >= since):
+        if (alone and not has_word) or payment.created_at >= since:
             state = "no record" if record is None else str(record.state)
             wrong.append(f"{payment.id} of {payment.owner or 'a stranger'} ({state}) is neither claimed nor reported")
     return wrong

@@ -15,7 +15,7 @@ import attrs
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError, Transaction
+from mobilemoney_async import AsyncClient, PaymentRecord, RateLimiter, Secret, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.connections import database_failure
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.records import transaction_states
@@ -109,6 +109,24 @@ async def _call(hook: Hook | None, request: httpx.Request) -> None:
         await done
 
 
+class Vault:
+    """Source of a token, which takes `seconds`, and fails if there is a `failure`."""
+
+    def __init__(self, token: str) -> None:
+        self._token = Secret(token)
+        self.seconds = 0.0
+        self.failure: Exception | None = None
+
+    async def token(self, login: object) -> Secret:
+        await anyio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+        return self._token
+
+    def rejected(self, token: Secret, *, replacement: bool) -> None:
+        """Do nothing."""
+
+
 @attrs.define(eq=False)
 class World:
     """Service, and the clients that may use it.
@@ -179,6 +197,13 @@ def make_world(url: str, **choices: Any) -> World:
     """Return a world with a service that has no limit of its own and answers at once."""
     sandbox = Sandbox(now=NOON, balance=10**9, choices=Choices(**{"rate_limit": None, **choices}))
     return World(url, sandbox, Line(sandbox))
+
+
+async def get(client: AsyncClient, key: str = "order-1") -> PaymentRecord:
+    """Return the record of a key that was used."""
+    record = await client.payments.get(key)
+    assert record is not None
+    return record
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -21,7 +22,6 @@ from mobilemoney_async import (
     PaymentState,
     PermissionDenied,
     RequestTimeout,
-    Secret,
     StoreError,
     TransportError,
 )
@@ -29,7 +29,7 @@ from mobilemoney_async.payments.creates.attempts import RecordedAttempts
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, Outage, World, make_world, on_sqlite
+from tests.payments.service import ORDER, Outage, Vault, World, get, make_world, on_sqlite
 
 Loop = Literal["asyncio", "trio"]
 
@@ -225,8 +225,7 @@ async def test_cancelled_while_it_waits_for_the_answer(world: World, stop: Stopp
     async with world.client() as client:
         await stop.run(lambda: create(client))
         assert world.states() == ["UNKNOWN"]
-        record = await client.payments.get("order-1")
-        assert record is not None
+        record = await get(client)
         assert record.error == "cancelled"
         assert len(world.made) == is_made
     if is_made:
@@ -255,24 +254,6 @@ async def _expect(client: AsyncClient, error: type[MobileMoneyError], outcome: s
     with pytest.raises(error) as caught:
         await create(client, key)
     assert (caught.value.outcome, caught.value.idempotency_key) == (outcome, key)
-
-
-class Vault:
-    """Source of a token, which takes `seconds`, and fails if there is a `failure`."""
-
-    def __init__(self, token: str) -> None:
-        self._token = Secret(token)
-        self.seconds = 0.0
-        self.failure: Exception | None = None
-
-    async def token(self, login: object) -> Secret:
-        await anyio.sleep(self.seconds)
-        if self.failure is not None:
-            raise self.failure
-        return self._token
-
-    def rejected(self, token: Secret, *, replacement: bool) -> None:
-        """Do nothing."""
 
 
 @pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
@@ -549,15 +530,16 @@ class TestOutage:
         assert world.sent == 1
 
     async def test_reconcile_waits_for_nobody(self, sqlite_file_url: str) -> None:
-        """`reconcile` and `payments.list` raise `StoreError` too, and find the buffered result when it is back."""
+        """Whatever is asked of the store raises `StoreError` too; the buffered result is found when it is back."""
         async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
             with pytest.raises(OutcomeUnknown):
                 await create(client)
             outage.away = True
-            with pytest.raises(StoreError):
-                await client.payments.reconcile()
-            with pytest.raises(StoreError):
-                await client.payments.list()
+            payments = client.payments
+            confirm = partial(payments.confirm_absent, "k", note="n")
+            for call in (payments.reconcile, payments.list, payments.unresolved, partial(payments.get, "k"), confirm):
+                with pytest.raises(StoreError):
+                    await call()
             outage.away, outage.fails = False, never
             assert await client.payments.reconcile() == []
         assert world.ids() == world.made
@@ -625,6 +607,5 @@ async def test_closed_while_it_is_being_recorded(world: World, stop: Stopper, mo
             await create(client)
     assert not world.made
     async with world.client() as other:
-        record = await other.payments.get("order-1")
-        assert record is not None
+        record = await get(other)
         assert record.state is PaymentState.NOT_SENT

@@ -10,9 +10,8 @@ from mobilemoney_async import PaymentCause, SQLStore, StoreError
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
-from tests.payments.second_world import BOTH, DAY, GRACE, MINUTE, Order, World, make_world, number
+from tests.payments.second_world import BOTH, DAY, GRACE, MINUTE, Order, World, make_world, number, refuse_softly
 from tests.payments.tables import edit
-from tests.payments.test_sending_again import refuse_softly
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,11 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, PaymentRecord
+from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown
 from mobilemoney_async.sandbox import Fault, faults
-from tests.payments.service import ORDER, make_world
+from tests.payments.service import ORDER, get, make_world
+
+pytestmark = pytest.mark.pairs
 
 
 async def create(client: AsyncClient) -> None:
@@ -24,13 +26,6 @@ async def dispatch(client: AsyncClient) -> None:
     await client.payments.enqueue(**ORDER, type="collection", idempotency_key="k")
     async with client.dispatcher():
         await anyio.sleep_forever()
-
-
-async def read(client: AsyncClient) -> PaymentRecord:
-    """Return the record with its history."""
-    record = await client.payments.get("k")
-    assert record is not None
-    return record
 
 
 LATE: dict[str, tuple[Fault | None, str]] = {
@@ -78,7 +73,7 @@ async def test_a_late_answer_leaves_the_next_attempt_alone(
         may_end[0].set()
         with pytest.raises(OutcomeUnknown):
             await third.collections.create(**ORDER, idempotency_key="k")
-        record = await read(third)
+        record = await get(third, "k")
         assert (record.state, record.attempt, world.sent) == ("SENDING", 2, 2)
         assert [each.what for each in record.history][-4:] == ["unknown", "confirmed", "sent", "contradiction"]
         assert record.history[-1].detail is not None
@@ -86,7 +81,7 @@ async def test_a_late_answer_leaves_the_next_attempt_alone(
         assert "is of attempt 1, and attempt 2 is SENDING" in record.history[-1].detail
         may_end[1].set()
         await anyio.sleep(3)
-        assert (await read(third)).state == "ACKNOWLEDGED"
+        assert (await get(third, "k")).state == "ACKNOWLEDGED"
         group.cancel_scope.cancel()
     assert world.sent == 2
 
@@ -113,5 +108,5 @@ async def test_an_attempt_that_is_lost_after_its_key_was_released_leaves_it_rele
         await second.payments.confirm_absent("k", note="looked, and found none")
         may_end.set()
         await anyio.sleep(3)
-        record = await read(second)
+        record = await get(second, "k")
     assert (record.state, record.history[-1].what) == ("RELEASED", "contradiction")

@@ -49,13 +49,17 @@ from tests.payments.second_world import (
     last_again,
     lose_answer,
     make_world,
+    masked,
+    national,
     number,
+    refuse,
     reshuffled,
+    unreadable,
 )
 from tests.payments.service import Outage
 from tests.support.databases import sqlite_url
 from tests.support.scale import examples
-from tests.support.second_service import ListBehaviour, Payment, Row, dropped, error
+from tests.support.second_service import ListBehaviour, Payment, Row, error
 
 # Seconds after a failure for which the list is not asked for again.
 _BACKOFF = 10.0
@@ -95,10 +99,7 @@ PLANS: dict[str, tuple[set[bool], Answer]] = {
     "404 TRANSACTION_NOT_FOUND": ({True, False}, _answer(lambda: error(404, "TRANSACTION_NOT_FOUND"))),
     "200 with an unknown code": ({True, False}, _answer(lambda: error(200, "SOMETHING_ELSE"))),
     "502": ({True, False}, _answer(lambda: httpx.Response(502, text="<html>"))),
-    "insufficient_permissions": (
-        {False},
-        _answer(lambda: httpx.Response(403, json={"success": False, "error": "insufficient_permissions"})),
-    ),
+    "insufficient_permissions": ({False}, refuse),
     "not sent": ({False}, _fail_to_connect),
 }
 
@@ -109,15 +110,15 @@ def _spell(**spellings: Callable[[Row], Any]) -> Callable[[Row], Row]:
 
 _TYPES = {"collection": "c2b", "disbursement": "b2c"}
 SPELLINGS: dict[str, Callable[[Row], Any]] = {
-    "national": _spell(phone_number=lambda row: "0" + row["phone_number"][4:]),
+    "national": national,
     "without a plus": _spell(phone_number=lambda row: row["phone_number"][1:]),
-    "masked": _spell(phone_number=lambda row: f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"),
+    "masked": masked,
     "hidden": _spell(phone_number=lambda row: "***"),
     "c2b": _spell(type=lambda row: _TYPES[row["type"]]),
     "capitals": _spell(type=lambda row: row["type"].upper()),
     "one type": _spell(type=lambda row: "payment"),
     "decimals": _spell(amount=lambda row: f"{row['amount']}.00"),
-    "every other national": lambda row: SPELLINGS["national"](row) if row["id"][-1] in "02468" else row,
+    "every other national": lambda row: national(row) if row["id"][-1] in "02468" else row,
     "unreadable": _spell(amount=lambda row: "a lot"),
     "some unreadable": lambda row: SPELLINGS["unreadable"](row) if row["id"][-1] in "37" else row,
     "some nothing": lambda row: None if row["id"][-1] in "37" else row,
@@ -390,11 +391,8 @@ class Shop(RuleBasedStateMachine):
 
     @rule()
     def the_list_fails(self) -> None:
-        def fail(request: httpx.Request) -> httpx.Response:
-            raise dropped(request)
-
         self.behaves_since, self.fails_until = None, math.inf
-        self.world.service.answer_list = fail
+        self.world.service.answer_list = unreadable
 
     @rule()
     def the_list_behaves(self) -> None:

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import httpx
 import pytest
 
 from mobilemoney_async import (
@@ -13,16 +12,15 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
-    PaymentCause,
     PaymentChange,
     PaymentState,
     SQLStore,
 )
 from mobilemoney_async.payments.store import account_store
-from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number
+from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number, refuse
 from tests.payments.service import Outage
 from tests.payments.test_turned_payouts import settle
-from tests.support.second_service import ListBehaviour, Payment, error
+from tests.support.second_service import ListBehaviour, error
 
 pytestmark = pytest.mark.pairs
 
@@ -103,11 +101,8 @@ async def test_an_acknowledgement_of_the_adopted_transaction_makes_it_our_own(
     assert isinstance(answers[0], Acknowledgement)
     assert (record.transaction_id, record.is_adopted) == (world.made("k")[0], False)
     assert len(await changes_of(client, "k")) == len(before)
+    assert [each.what for each in record.history] == ["sent", "unknown", "adopted"]  # nothing is said twice
     assert await client.payments.unclaimed() == []
-
-
-def forbid(request: httpx.Request, payment: Payment | None) -> httpx.Response:
-    return error(403, "insufficient_permissions")
 
 
 async def test_a_late_refusal_wins_against_a_candidate(store_url: str, kind: str) -> None:
@@ -117,7 +112,7 @@ async def test_a_late_refusal_wins_against_a_candidate(store_url: str, kind: str
     world.service.answer_after = 5.0
 
     async def pay() -> None:
-        await world.answered(client, Order("k", kind, number(1)), forbid, made=False)
+        await world.answered(client, Order("k", kind, number(1)), refuse, made=False)
 
     async with world.client() as client, world.client() as other:
         async with anyio.create_task_group() as tasks:
@@ -147,23 +142,6 @@ async def test_a_word_does_not_outweigh_what_a_late_acknowledgement_names(store_
         assert (record.state, record.candidates) == (PaymentState.UNKNOWN, tuple(world.made("k")))
         assert isinstance(await world.attempt(client, Order("k", kind, number(1))), OutcomeUnknown)
         assert world.posts("k") == 1
-
-
-async def test_a_row_that_two_attempts_may_have_made_says_whose_it_may_be(store_url: str) -> None:
-    """A payment was confirmed absent early and sent again, and one like it was lost: the reason names the first."""
-    world = make_world(store_url)
-    async with world.client(store=SQLStore(store_url, grace=20)) as client:
-        await world.pay(client, [Order("before", "collections", number(500), 900)])
-        await anyio.sleep(MINUTE)
-        await world.lose(client, Order("first", "collections", number(1)), made=False)
-        await anyio.sleep(21)
-        await world.confirm(client, "first")
-        await world.pay(client, [Order("first", "collections", number(1))])
-        await world.lose(client, Order("k", "collections", number(1)), made=True)
-        await client.payments.reconcile()
-        record = await world.get(client, "k")
-        assert (record.candidates, record.cause) == (tuple(world.made("k")), PaymentCause.RIVAL)
-        assert "'first'" in str(record.reason)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ class History:
         if result == "soft":
             return error(403, "NEW")
         if result == "refused":
-            return httpx.Response(403, json={"success": False, "error": "insufficient_permissions", "message": "no"})
+            return error(403, "insufficient_permissions")
         if result == "none":
             raise dropped(request)
         return error(500, None) if result == "died" else None  # which never arrives

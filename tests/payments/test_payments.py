@@ -26,7 +26,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_one, record_seen
+from tests.payments.service import ORDER, PHONE_NUMBER, World, get, make_world, on_one, record_seen
 from tests.payments.tables import insert_payment
 from tests.support.fakes import PHONE_NUMBER as PAYS
 from tests.support.fakes import FakeTransport, acknowledgement, make_client
@@ -105,6 +105,7 @@ async def test_payments_are_listed(world: World) -> None:
         pytest.param("find", "names", ["\ud800"], id="find-names-surrogate"),
         pytest.param("find", "names", [f"order-{number}" for number in range(101)], id="find-names-many"),
         ("find", "state", "gone"),
+        *(("get", "key", each) for each in ("", " ", 7, "a\0b")),
     ],
     ids=str,
 )
@@ -178,7 +179,7 @@ async def test_a_final_state_stays_whatever_the_service_shows_later(world: World
     assert [each.what for each in record.history] == ["sent", "acknowledged", "final", "contradiction"]
 
 
-@pytest.mark.slow
+@on_one
 @pytest.mark.parametrize(
     "other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}, {"currency": "USD"}], ids=str
 )
@@ -191,12 +192,12 @@ async def test_the_end_of_another_payment_is_not_recorded(
     ended = attrs.evolve(shown, status=TransactionStatus.SUCCESS, **other)
     said = await record_seen(world, ended)
     assert "another type, amount, currency or phone number" in str(said)
-    record = await client.payments.get("order-1")
-    assert record is not None
+    record = await get(client)
     assert record.state is PaymentState.ACKNOWLEDGED
 
 
 @pytest.mark.slow
+@pytest.mark.pairs
 async def test_a_payment_that_was_shown_otherwise_is_looked_up_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,16 +232,6 @@ async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
         assert (record.state, record.reference, record.external_id) == (PaymentState.ACKNOWLEDGED, reference, None)
 
 
-async def test_an_unknown_key_is_none(store_url: str) -> None:
-    """A key that was never used has no payment, and a blank one is refused."""
-    async with make_world(store_url).client() as client:
-        assert await client.payments.get("never") is None
-        keys: list[Any] = ["", " ", 7, "a\0b"]
-        for key in keys:
-            with pytest.raises(InvalidRequest):
-                await client.payments.get(key)
-
-
 async def test_a_store_outlives_its_clients(world: World) -> None:
     """One store serves one client after the other, and several at once."""
     store = world.store()
@@ -250,25 +241,6 @@ async def test_a_store_outlives_its_clients(world: World) -> None:
         assert await one.payments.get("k") is not None
     async with world.client(store) as late:
         assert await late.payments.get("k") is not None
-
-
-async def test_the_database_away(sqlite_file_url: str) -> None:
-    """Whatever is asked of a database that is away raises `StoreError`."""
-    world = make_world(sqlite_file_url)
-    store = world.store()
-    outage = Outage(account_store(store).database)
-    async with world.client(store) as client:
-        outage.away = True
-        for call in (
-            lambda: client.payments.get("k"),
-            client.payments.list,
-            client.payments.unresolved,
-            client.payments.reconcile,
-            lambda: client.payments.confirm_absent("k", note="n"),
-        ):
-            with pytest.raises(StoreError):
-                await call()
-        outage.away = False
 
 
 # Decisions that an unknown payment is a certain transaction
@@ -301,8 +273,7 @@ async def test_an_ambiguous_payment_becomes_the_transaction_that_someone_names(w
         answer = await client.collections.create(**ORDER, idempotency_key="order-1")
         assert answer.transaction_id == ours
         await client.collections.create(**ORDER, idempotency_key="order-2")
-        found = await client.payments.get("order-1")
-    assert found is not None
+        found = await get(client)
     last = found.history[-1]
     assert (last.what, last.source, last.detail) == ("adopted", "person", f"{ours}: Asha asked the customer")
 
@@ -321,8 +292,7 @@ async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) 
         for key, transaction_id, note in (("", "x", "y"), ("x", "", "y"), ("x", "y", " ")):
             with pytest.raises(InvalidRequest):
                 await client.payments.identify(key, transaction_id, note=note)
-        record = await client.payments.get("order-1")
-    assert record is not None
+        record = await get(client)
     assert record.state == "UNKNOWN"
 
 
