@@ -23,8 +23,8 @@ from tests.support.patience import PATIENCE, until, wait_until
 
 pytestmark = pytest.mark.real_time
 
-_PAYMENTS = 150
-_AT_ONCE = 60
+_PAYMENTS = 80
+_AT_ONCE = 40
 _OPEN = sa.text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
 )

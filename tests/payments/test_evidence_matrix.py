@@ -28,6 +28,8 @@ from tests.payments.second_world import (
     World,
     last_again,
     make_world,
+    masked,
+    national,
     number,
     outcome,
     reshuffled,
@@ -55,41 +57,24 @@ def body(status: int, content: str) -> httpx.Response:
 
 
 PAGE = "<html><body>Forbidden</body></html>"
+# Some of each verdict: which status and body has which one, `tests/calls/test_refusals.py` shows of all.
 SOFT: dict[str, Callable[[], httpx.Response]] = {
     "400 TRANSACTION_TIMEOUT": partial(error, 400, "TRANSACTION_TIMEOUT"),
-    "400 TRANSACTION_IN_PROGRESS": partial(error, 400, "TRANSACTION_IN_PROGRESS"),
-    **{f"{status} without a code": partial(error, status, None) for status in (400, 403)},
-    **{
-        f"{status} with an unknown code": partial(error, status, "SOMETHING_ELSE")
-        for status in (400, 403, 404, 405, 410, 413, 414, 415, 422, 429)
-    },
-    "403 in the other shape": lambda: httpx.Response(403, json={"success": False, "error": "locked", "message": "no"}),
+    "403 without a code": partial(error, 403, None),
+    "429 with an unknown code": partial(error, 429, "SOMETHING_ELSE"),
     "401 of a proxy": partial(body, 401, PAGE),
 }
 UNKNOWN: dict[str, Callable[[], httpx.Response]] = {
     "200 with an unknown code": partial(error, 200, "SOMETHING_ELSE"),
-    "200 error without a code": partial(error, 200, None),
-    **{f"{status} with an error body": partial(error, status, "SOMETHING_ELSE") for status in (408, 409, 425, 499)},
+    "409 with an error body": partial(error, 409, "SOMETHING_ELSE"),
     "404 TRANSACTION_NOT_FOUND": partial(error, 404, "TRANSACTION_NOT_FOUND"),
-    "400 INVALID_TRANSACTION_ID": partial(error, 400, "INVALID_TRANSACTION_ID"),
-    "200 TRANSACTION_NOT_FOUND": partial(error, 200, "TRANSACTION_NOT_FOUND"),
-    "500 with an error body": partial(error, 500, "SOMETHING_ELSE"),
-    "503 without a code": partial(error, 503, None),
     "502 page": partial(body, 502, PAGE),
-    "418 with an error body": partial(error, 418, "SOMETHING_ELSE"),
-    "200 page": partial(body, 200, PAGE),
-    "200 without a body": partial(body, 200, ""),
     "200 cut off": partial(body, 200, '{"status": "success", "transaction_id": "t-0'),
-    "200 of another shape": partial(body, 200, '{"ok": true}'),
     "302": lambda: httpx.Response(302, headers={"location": "https://second.example/login"}),
 }
 CERTAIN: dict[str, Callable[[], httpx.Response]] = {
     "RATE_LIMIT_EXCEEDED": partial(error, 429, "RATE_LIMIT_EXCEEDED", retry_after=1),
-    "400 RATE_LIMIT_EXCEEDED": partial(error, 400, "RATE_LIMIT_EXCEEDED", retry_after=1),
-    **{
-        code: partial(httpx.Response, 403, json={"success": False, "error": code, "message": "no"})
-        for code in ("insufficient_permissions", "invalid_credentials")
-    },
+    "insufficient_permissions": partial(error, 403, "insufficient_permissions"),
 }
 ANSWERS = {**SOFT, **UNKNOWN}
 
@@ -185,29 +170,12 @@ async def test_a_refusal_of_section_7_is_certain(world: World, client: AsyncClie
 Spelling = Callable[[Row], Any]
 
 
-def phones(spell: Callable[[str], str]) -> Spelling:
-    """Return a spelling of phone numbers."""
-    return lambda row: {**row, "phone_number": spell(row["phone_number"])}
-
-
-def types(collection: str, disbursement: str) -> Spelling:
-    """Return a spelling of types."""
-    texts = {"collection": collection, "disbursement": disbursement}
-    return lambda row: {**row, "type": texts[row["type"]]}
-
-
+_TYPES = {"collection": "c2b", "disbursement": "b2c"}
+# Of numbers; what is the same value is no other spelling.
 SPELLINGS: dict[str, Spelling] = {
-    "phones national": phones(lambda text: "0" + text[4:]),
-    "phones without a plus": phones(lambda text: text[1:]),
-    "phones with 00": phones(lambda text: "00" + text[1:]),
-    "phones bare": phones(lambda text: text[4:]),
-    "phones masked": phones(lambda text: f"{text[1:6]}***{text[-4:]}"),
-    "phones masked with x": phones(lambda text: f"{text[:6]}xxx{text[-4:]}"),
-}
-# What is the same value is no other spelling.
-EQUAL: dict[str, Spelling] = {
-    "amounts with decimals": lambda row: {**row, "amount": f"{row['amount']}.00"},
-    "currency in small letters": lambda row: {**row, "currency": "tzs"},
+    "phones national": national,
+    "phones masked": masked,
+    "amounts with decimals, and other letters": lambda row: {**row, "amount": f"{row['amount']}.00", "currency": "tzs"},
 }
 FOUND, OPEN, ABSENT = "found", "open", "absent"
 
@@ -252,21 +220,9 @@ def refuse_page(page: int, last: int) -> int:
     raise LookupError
 
 
-def stranger(**changes: Any) -> Row:
+def stranger(created_at: str = "2026-01-02T12:05:00Z") -> Row:
     """Return a row of the list that is nothing of ours, and cannot be read."""
-    row = {
-        "id": "x-1",
-        "reference": "X1",
-        "type": "collection",
-        "amount": "abc",
-        "currency": "TZS",
-        "phone_number": "+255681999999",
-        "network": "airtel_money",
-        "status": "PENDING",
-        "created_at": "2026-01-02T12:05:00Z",
-        "merchant_id": "merchant-1",
-    }
-    return {name: value for name, value in {**row, **changes}.items() if value is not None}
+    return {"id": "x-1", "type": "collection", "amount": "abc", "created_at": created_at}
 
 
 def spoil(row: Row) -> Any:
@@ -275,8 +231,6 @@ def spoil(row: Row) -> Any:
 
 
 LISTS: dict[str, Case] = {
-    "newest first": case(FOUND, ABSENT),
-    "oldest first": case(FOUND, ABSENT, newest_first=False),
     "pages of three": case(FOUND, ABSENT, page_size=3),
     "pages of three, oldest first": case(FOUND, ABSENT, page_size=3, newest_first=False),
     "by number": case(FOUND, "absent open", page_size=3, order=lambda payment: payment.phone_number),
@@ -317,21 +271,16 @@ LISTS: dict[str, Case] = {
         for kind in KINDS
     },
     **{f"{name}, taught": case(FOUND, "absent open", spell=spell) for name, spell in SPELLINGS.items()},
-    "phones masked, not taught": case("found open", OPEN, known=(), spell=SPELLINGS["phones masked"]),
-    "types c2b and b2c": case(OPEN, OPEN, spell=types("c2b", "b2c")),
-    **{name: case(FOUND, "absent open", spell=spell) for name, spell in EQUAL.items()},
-    "phones hidden": case(OPEN, OPEN, spell=phones(lambda text: "***")),
+    "phones masked, not taught": case("found open", OPEN, known=(), spell=masked),
+    "types c2b and b2c": case(OPEN, OPEN, spell=lambda row: {**row, "type": _TYPES[row["type"]]}),
+    "phones hidden": case(OPEN, OPEN, spell=lambda row: {**row, "phone_number": "***"}),
     "every other phone national": case(
-        "found open",
-        "absent open",
-        spell=lambda row: SPELLINGS["phones national"](row) if row["id"][-1] in "02468" else row,
+        "found open", "absent open", spell=lambda row: national(row) if row["id"][-1] in "02468" else row
     ),
     # A new life of the store, in which nothing was made yet, remembers nothing: a disbursement is then an operator's.
     "nothing known": case("found open", OPEN, known=()),
     "nothing there": case("", OPEN, known=()),
     "a stranger's row that cannot be read": case(FOUND, OPEN, extra=[stranger()]),
-    "a stranger's row without a time": case(FOUND, OPEN, extra=[stranger(created_at=None)]),
-    "a stranger's row with a broken time": case(FOUND, OPEN, extra=[stranger(created_at="yesterday")]),
     "a stranger's row that is no object": case(FOUND, OPEN, extra=[None, 7]),
     "a stranger's row from long ago": case(FOUND, "absent open", extra=[stranger(created_at="2025-11-02T12:05:00Z")]),
     "the payments' own rows cannot be read": case(OPEN, OPEN, spell=spoil),
@@ -403,10 +352,10 @@ async def test_no_list_makes_a_payment_absent_that_exists(store_url: str, resend
 
 @pytest.mark.slow
 @RESEND
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_list_that_hides_one_payment_may_hide_another(store_url: str, resend: bool, kind: str) -> None:
+async def test_a_list_that_hides_one_payment_may_hide_another(store_url: str, resend: bool) -> None:
     """All payments near the lost one are shown, as by a list in another order that is cut, but not one of that day."""
-    world, order = make_world(store_url, resend=resend), lost(kind, made=True)
+    world, kind = make_world(store_url, resend=resend), KINDS[resend]
+    order = lost(kind, made=True)
     async with world.client() as client:
         far = Order("far", kind, number(650), 650)
         await world.pay(client, [far])

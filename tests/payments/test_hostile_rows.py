@@ -34,14 +34,14 @@ async def test_a_row_at_the_end_of_the_calendar_stalls_nothing(world: World, cli
     await world.lose(client, Order("lost", "collections", number(2)), made=True)
     world.service.make("disbursement", number(3), "77")
     world.service.list = ListBehaviour(spell=lambda row: {**row, "created_at": shown})
-    await world.reconcile(client, 1.0, GRACE, *[4 * MINUTE] * 15)
+    await world.reconcile(client, 1.0, GRACE, *[4 * MINUTE] * 5)
     await world.read(client)
     await client.payments.unclaimed()
     assert (await world.get(client, "lost")).state is PaymentState.UNKNOWN
     await world.pay(client, [Order("after", "collections", number(4))])
     world.service.list = ListBehaviour()
     await client.payments.reconcile()
-    await world.reconcile(client, *[4 * MINUTE] * 75)
+    await world.reconcile(client, *[4 * MINUTE] * 25)
     assert (await world.get(client, "lost")).transaction_id == "t-000002"
 
 

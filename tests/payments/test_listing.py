@@ -34,6 +34,7 @@ from mobilemoney_async.payments.ownership.listing import Lister
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
 from tests.payments.listed import time_of
+from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
 from tests.support.scale import examples
@@ -41,7 +42,6 @@ from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour, Payment
 
 DAY = timedelta(days=1)
 YESTERDAY = (NOON - DAY).date()
-A_DAY_OF_ROWS = 20_000
 ORDERS = pytest.mark.parametrize("newest_first", [True, False])
 
 
@@ -101,6 +101,7 @@ def refuse(page: int, last: int) -> int:
     raise LookupError
 
 
+@on_asyncio
 class TestWholeDays:
     @ORDERS
     async def test_all_pages_are_read_and_two_more(self, service: SecondService, newest_first: bool) -> None:
@@ -222,6 +223,7 @@ class TestWholeDays:
                 await listing.near(NOON, NOON, YESTERDAY)
 
 
+@on_asyncio
 class TestAListThatChanges:
     @ORDERS
     async def test_rows_that_arrive_hide_none(self, service: SecondService, newest_first: bool) -> None:
@@ -396,6 +398,7 @@ def inside(service: SecondService, window: tuple[datetime, datetime]) -> set[str
 AGES = [timedelta(0), 7 * MINUTE, timedelta(hours=1), timedelta(hours=7.3), timedelta(hours=17), timedelta(hours=23.99)]
 
 
+@on_asyncio
 class TestOneTime:
     @pytest.mark.slow
     @ORDERS
@@ -403,8 +406,8 @@ class TestOneTime:
     async def test_its_pages_are_found_by_bisection(
         self, service: SecondService, newest_first: bool, per_minute: float
     ) -> None:
-        """Of 20,000 rows, those of four minutes in log2(pages) + 4 requests, also while rows arrive."""
-        fill(service, A_DAY_OF_ROWS)
+        """Of a day's rows, those of four minutes in log2(pages) + 4 requests, also while rows arrive."""
+        fill(service, 5_000)
         before = grow(service, per_minute) if per_minute else lambda shown: None
         service.list = ListBehaviour(newest_first=newest_first, before=before)
         async with lister(service, limit=RateLimiter()) as listing:
