@@ -15,8 +15,11 @@ from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import Event, LimiterWaited
 from mobilemoney_async.sandbox import Choices, faults
 from tests.payments import second_world
+from tests.payments.platform import settle
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_one
 from tests.payments.tables import edit
+
+pytestmark = pytest.mark.pairs
 
 
 async def audit(world: World, client: AsyncClient) -> AuditReport:
@@ -32,13 +35,7 @@ async def pay(client: AsyncClient, *amounts: int) -> None:
 async def finish(client: AsyncClient) -> None:
     """Let all payments end, and see it: a poller that waited for them would look twice in each second."""
     await anyio.sleep(Choices().longest_delay)
-    await follow(client)
-
-
-async def follow(client: AsyncClient) -> None:
-    async with client.poller(resume=True) as poller:
-        async for _ in poller.outcomes():
-            pass
+    await settle(client)
 
 
 def change(world: World, key: str, **values: Any) -> None:
@@ -390,7 +387,7 @@ async def test_what_is_on_its_way_or_ends_while_the_list_is_read_is_as_it_should
         await anyio.sleep(6)
         tasks.start_soon(pay, client, 2000)
         await anyio.sleep(1.5)
-        tasks.start_soon(follow, client)
+        tasks.start_soon(settle, client)
         report = await audit(world, client)
         tasks.cancel_scope.cancel()
     assert [(str(each.kind), each.reason) for each in report.differences] == []
@@ -438,6 +435,7 @@ async def test_a_transaction_in_another_currency_is_a_difference_and_in_no_total
 
 
 @pytest.mark.slow
+@on_one
 async def test_a_day_costs_its_pages(world: World, client: AsyncClient) -> None:
     """A request for a hundred transactions, and a few more, in the lane that gives way to all others."""
     async with anyio.create_task_group() as tasks:

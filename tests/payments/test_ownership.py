@@ -4,7 +4,6 @@ Each story: a backup, what was paid after it, a restore, and then the job that t
 payment: type, number and amount.
 """
 
-from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,21 +25,22 @@ from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import killed_at_end
-from tests.payments.second_world import GRACE, HOUR, MINUTE, TYPES, Order, World, make_world, number
+from tests.payments.second_world import (
+    GRACE,
+    HOUR,
+    MINUTE,
+    TYPES,
+    Order,
+    World,
+    make_world,
+    number,
+    order,
+    refuse_softly,
+)
 from tests.payments.test_recovery import dump, replace
 from tests.support.second_service import ListBehaviour, error
 
 pytestmark = [pytest.mark.pairs, pytest.mark.slow]
-
-
-@pytest.fixture(params=[None, True], ids=["sole writer unknown", "sole writer"])
-def world(store_url: str, request: pytest.FixtureRequest) -> World:
-    """A merchant's world; with ``sole_writer=False`` nothing is compared: see `test_recovery`."""
-    return attrs.evolve(make_world(store_url), sole_writer=request.param)
-
-
-def order(kind: str, key: str, last: int = 1) -> Order:
-    return Order(key, kind, number(last))
 
 
 async def settle(world: World, client: AsyncClient, kind: str) -> None:
@@ -48,11 +48,6 @@ async def settle(world: World, client: AsyncClient, kind: str) -> None:
     for each in range(3):
         await world.pay(client, [order(kind, f"first {each}", 100 + each)])
         await anyio.sleep(2 * MINUTE)
-
-
-async def refused(world: World, client: AsyncClient, asked: Order, *, made: bool) -> None:
-    """Ask for a payment that is refused without a code of the contract."""
-    await world.answered(client, asked, lambda request, payment: error(403, "NEW"), made=made)
 
 
 async def restore(world: World, tables: dict[str, Any], pause: float = 10 * MINUTE) -> None:
@@ -89,9 +84,6 @@ async def say_restored(world: World, client: AsyncClient, of: str) -> None:
     else:
         parts = account_store(SQLStore(world.url))
         await parts.decide(lambda journal, at: note_restored(journal.connection, "Asha: noon", at), world.utcnow)
-
-
-Word = Callable[[World, AsyncClient], Awaitable[object]]
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
@@ -237,9 +229,8 @@ async def test_what_no_clock_can_place_stops_the_payments_of_its_kind(
     assert world.posts("order-2") == 1 + is_explained
 
 
-async def test_what_another_process_has_placed_is_in_question_no_more(store_url: str) -> None:
+async def test_what_another_process_has_placed_is_in_question_no_more(world: World) -> None:
     """A till's row of a kind, made in a life, stops that kind only until some process knows the clock."""
-    world = make_world(store_url)
     world.service.shows_clock = False
     second, kind = order("collections", "order-2", 2), "collections"
     async with world.client() as one, world.client() as two:
@@ -277,17 +268,16 @@ async def test_an_operator_may_say_whose_a_candidate_is(world: World, kind: str)
 
 @pytest.mark.parametrize("is_explained", [True, False])
 async def test_a_lost_payment_is_absent_once_its_candidate_is_decided(
-    store_url: str, kind: str, is_explained: bool
+    world: World, kind: str, is_explained: bool
 ) -> None:
     """Whether someone explains it or gives it to another key, the next looks do not wait for hours."""
-    world = make_world(store_url)
     async with world.client() as client:
         await settle(world, client, kind)
         await world.lose(client, order(kind, "order-1"), made=False)
         await anyio.sleep(10 * MINUTE)
         await world.pay(client, [order(kind, "later", 200)])
         other = world.service.make(TYPES[kind], number(1), "5000")
-        await world.reconcile(client, *[2 * MINUTE] * 20)
+        await world.reconcile(client, *[2 * MINUTE] * 8)
         assert (await world.get(client, "order-1")).candidates == (other.id,)
         if is_explained:
             await client.payments.explain(other.id, note="Asha: the till's")
@@ -319,7 +309,7 @@ async def test_a_refused_payment_of_the_backup_adopts_no_forgotten_one(world: Wo
     first, second = order(kind, "order-1"), order(kind, "order-2")
     async with world.client() as client:
         await settle(world, client, kind)
-        await refused(world, client, first, made=False)
+        await world.answered(client, first, refuse_softly, made=False)
         tables = dump(world.url)
         await anyio.sleep(5)
         await world.pay(client, [second])
@@ -349,23 +339,24 @@ async def test_both_types_are_compared_at_once(world: World, kind: str) -> None:
             await is_stopped(world, client, each)
 
 
-async def test_a_till_is_no_restored_backup(world: World, kind: str) -> None:
+@pytest.mark.parametrize("sole_writer", [None, True])
+async def test_a_till_is_no_restored_backup(world: World, kind: str, sole_writer: bool | None) -> None:
     """What another system pays while the store is in contact stops nothing, and is not taken for ours.
 
     Where there is said to be no other system, it is one of ours that nobody knows of.
     """
-    events = list[Any]()
+    events, world.sole_writer = list[Any](), sole_writer
     async with world.client(on_event=events.append) as client:
         await settle(world, client, kind)
-        for each in range(10):
+        for each in range(4):
             world.service.make(TYPES[kind], number(1), "5000")
             await world.reconcile(client, 2 * MINUTE)
             await world.pay(client, [order(kind, f"shop {each}", 50 + each)])
             await world.read(client)
         assert not [event for event in events if isinstance(event, StoreBehind)]
-        assert len(await client.payments.unclaimed()) == 10
+        assert len(await client.payments.unclaimed()) == 4
         said = await world.attempt(client, order(kind, "same kind"))
-        assert isinstance(said, DuplicateSuspected if world.sole_writer else Acknowledgement)
+        assert isinstance(said, DuplicateSuspected if sole_writer else Acknowledgement)
 
 
 async def test_a_masked_row_stops_its_kind_where_all_is_ours(sqlite_file_url: str, kind: str) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
-import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, DisbursementLimits, LimitExceeded, PayoutBatch, StoreError
 from mobilemoney_async.database import schema
-from tests.payments.second_world import BOTH, HOUR, World, number
-from tests.payments.test_recovery import replace
+from tests.payments.second_world import BOTH, HOUR, World, masked, number
+from tests.payments.test_recovery import dump, replace
 from tests.support.second_service import ListBehaviour
 
 pytestmark = [
@@ -21,13 +20,6 @@ pytestmark = [
 ]
 
 GRACE_IS_OVER = 5 * 60
-
-
-def back_up(url: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of all tables."""
-    with sa.create_engine(url, poolclass=sa.pool.NullPool).connect() as connection:
-        tables = schema.METADATA.sorted_tables
-        return {each.name: [dict(row) for row in connection.execute(sa.select(each)).mappings()] for each in tables}
 
 
 async def restore(world: World, client: AsyncClient, tables: dict[str, list[dict[str, Any]]]) -> None:
@@ -53,7 +45,7 @@ async def test_queued_payouts_wait_until_someone_resumes(world: World, sole_writ
         await client.disbursements.create(phone_number=number(1), amount=900, idempotency_key="paid")
         await enqueue(client, "disbursement", "refund", 2)
         await enqueue(client, "collection", "order", 3)
-        backup = back_up(world.url)
+        backup = dump(world.url, schema.METADATA.sorted_tables)
         await client.payments.cancel("refund", note="Neema: not this one")
         await anyio.sleep(HOUR)
     async with world.client() as client:
@@ -101,7 +93,7 @@ async def test_a_line_whose_lost_retry_was_paid_is_not_paid_again(world: World, 
     first = await client.payouts.propose(rows, name="salaries", by="Asha")
     await approve(client, first)
     await send(world, client, "FAILED")
-    backup = back_up(world.url)
+    backup = dump(world.url, schema.METADATA.sorted_tables)
     await anyio.sleep(HOUR)
     await client.payouts.cancel((await client.payouts.retry(first.id, by="Asha")).id, by="Juma")
     retry = await client.payouts.retry(first.id, by="Asha")
@@ -139,13 +131,11 @@ async def test_what_the_store_has_forgotten_counts_for_the_limits(world: World, 
     limits = DisbursementLimits(per_recipient_a_day=1_500, per_day=3_000)
     async with world.client(disbursement_limits=limits) as client:
         await client.disbursements.create(phone_number=number(1), amount=900, idempotency_key="kept")
-        backup = back_up(world.url)
+        backup = dump(world.url, schema.METADATA.sorted_tables)
         await anyio.sleep(HOUR)
         await client.disbursements.create(phone_number=number(2), amount=1_000, idempotency_key="lost")
     if is_masked:
-        world.service.list = ListBehaviour(
-            spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
-        )
+        world.service.list = ListBehaviour(spell=masked)
     await anyio.sleep(HOUR)
     async with world.client(disbursement_limits=limits) as client:
         await restore(world, client, backup)
