@@ -1,9 +1,7 @@
 """Creates under a key: recorded before they are sent, never repeated, and never lost."""
 
 import re
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -51,6 +49,7 @@ from tests.payments.service import (
     on_sqlite,
     rows,
 )
+from tests.support.databases import execute
 from tests.support.fakes import FakeTransport
 
 UNANSWERED: Mapping[str, Fault] = {
@@ -661,18 +660,17 @@ async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await create(client, "order-1", amount=1)
-        with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"))) as database, database:
-            database.execute(
-                "CREATE TRIGGER refuse BEFORE UPDATE ON mobilemoney_payment_records "
-                "WHEN NEW.key = 'order-2' AND NEW.state <> 'SENDING' BEGIN SELECT RAISE(ABORT, 'refused'); END"
-            )
+        execute(
+            sqlite_file_url,
+            "CREATE TRIGGER refuse BEFORE UPDATE ON mobilemoney_payment_records "
+            "WHEN NEW.key = 'order-2' AND NEW.state <> 'SENDING' BEGIN SELECT RAISE(ABORT, 'refused'); END",
+        )
         with pytest.raises(OutcomeUnknown, match="the store failed"):
             await create(client, "order-2", amount=2)
         await create(client, "order-3", amount=3)
         with pytest.raises(StoreError, match="the store failed"):
             await create(client, "order-2", amount=2)
-        with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"))) as database, database:
-            database.execute("DROP TRIGGER refuse")
+        execute(sqlite_file_url, "DROP TRIGGER refuse")
         await create(client, "order-4", amount=4)
     assert world.states() == ["ACKNOWLEDGED"] * 4
 

@@ -66,6 +66,16 @@ async def lister(service: SecondService, *, limit: RateLimiter | None = None) ->
         yield Lister(client._pipeline)
 
 
+async def read_all(service: SecondService) -> Walk:
+    async with lister(service) as listing:
+        return await listing.complete(YESTERDAY)
+
+
+async def read_near(service: SecondService, window: tuple[datetime, datetime]) -> Walk:
+    async with lister(service) as listing:
+        return await listing.near(*window, YESTERDAY)
+
+
 def fill(service: SecondService, count: int, *, span: timedelta = DAY, at: datetime = NOON) -> None:
     """Make payments at even times of the time before `at`."""
     for number in range(count):
@@ -108,8 +118,7 @@ class TestWholeDays:
         """An empty page proves the end, and the first page that nothing has moved: no count is believed."""
         fill(service, 1_500)
         service.list.newest_first = newest_first
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, walk.covered, shown(walk)) == (True, None, ids(service))
         assert service.lists == 15 + 2
         assert (walk.first_day, walk.last_day, walk.began_at, walk.ended_at) == (YESTERDAY, None, NOON, NOON)
@@ -120,8 +129,7 @@ class TestWholeDays:
         self, service: SecondService, count: int, requests: int
     ) -> None:
         fill(service, count)
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk), service.lists) == (True, ids(service), requests)
 
     @pytest.mark.parametrize(
@@ -147,15 +155,13 @@ class TestWholeDays:
         fill(service, 1_000)
         service.list.cut = lambda page, rows: rows[: page * 37 % 100] if page % 3 else []
         thin = sum(page * 37 % 100 for page in range(1, 11) if page % 3)
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, len(walk.rows)) == (False, thin)  # the total counts more
 
     async def test_rows_that_are_shown_twice_count_once(self, service: SecondService) -> None:
         fill(service, 250)
         service.list.cut = lambda page, rows: [*rows, *rows[-2:]]
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk)) == (True, ids(service))
 
     async def test_a_service_that_ignores_the_page_is_no_whole(self, service: SecondService) -> None:
@@ -182,8 +188,7 @@ class TestWholeDays:
         broken: dict[int, Row] = {71: {"amount": "many"}, 72: {"id": None}, 73: {"id": 5.5, "created_at": "soon"}}
         service.list.spell = lambda row: {**row, **broken.get(int(row["id"][2:]), {})}
         service.list.extra = [cast(Row, None)]
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert len(walk.rows) == 147
         assert walk.unreadable == (
             UnreadableRow(),
@@ -199,8 +204,7 @@ class TestWholeDays:
             return {**row, "amount": 5} if service.lists == 1 and row["id"] == "t-000100" else row
 
         service.list.spell = spell
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, walk.unreadable, shown(walk)) == (True, (), ids(service))
 
     @pytest.mark.parametrize(
@@ -243,8 +247,7 @@ class TestAListThatChanges:
         fill(service, 1_000)
         before = ids(service)
         service.list.before = lambda shown: fill(service, 300, span=timedelta(seconds=1)) if shown == 4 else None
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk)) == (True, before | ids(service))
 
     async def test_a_count_that_rises_with_the_last_page_counts_a_hidden_row(self, service: SecondService) -> None:
@@ -259,8 +262,7 @@ class TestAListThatChanges:
         service.list = ListBehaviour(
             hide=lambda payment: payment.number == 100, cut=cut, total_count=lambda count: count + (page[0] >= 4)
         )
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, len(walk.rows)) == (False, 349)
 
     @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: count])
@@ -286,8 +288,7 @@ class TestAListThatChanges:
         service.list.newest_first = False
         service.list.hide = lambda payment: payment.number <= service.lists
         service.list.before = lambda shown: fill(service, 1, span=timedelta(0))
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert not walk.is_complete
         assert service.lists <= 3 * 6
 
@@ -297,8 +298,7 @@ class TestAListThatChanges:
         touched: dict[int, int] = {}
         service.list.order = lambda payment: (-touched.get(payment.number, 0), -payment.number)
         service.list.before = lambda shown: touched.update({5: 1}) if shown == 2 else None
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk), service.lists) == (True, ids(service), 5 + 6)
 
     @pytest.mark.parametrize("moved", [350, 250, 150])
@@ -307,8 +307,7 @@ class TestAListThatChanges:
         touched: dict[int, int] = {}
         service.list.order = lambda payment: (touched.get(payment.number, 0), -payment.number)
         service.list.before = lambda shown: touched.update({moved: 1}) if shown == 3 else None
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk)) == (True, ids(service))
         assert service.lists == 5 + 6
 
@@ -327,8 +326,7 @@ class TestAListThatChanges:
                 places[moved] = 1
 
         service.list.before = before
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert (walk.is_complete, shown(walk)) == (True, ids(service))
 
     @ORDERS
@@ -339,8 +337,7 @@ class TestAListThatChanges:
         service.list = ListBehaviour(
             newest_first=newest_first, beyond=lambda page, last: 1, before=lambda shown: fill(service, 1)
         )
-        async with lister(service) as listing:
-            walk = await listing.complete(YESTERDAY)
+        walk = await read_all(service)
         assert walk.is_complete
 
     @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: count])
@@ -434,8 +431,7 @@ class TestOneTime:
         for age in AGES:
             service.lists = 0
             window = around(NOON - age)
-            async with lister(service) as listing:
-                walk = await listing.near(*window, YESTERDAY)
+            walk = await read_near(service, window)
             assert shown(walk) >= inside(service, window)
             assert service.lists <= 5 * math.log2(200)
             # A page that comes for all numbers, all of which the service counts, is no end of the list.
@@ -444,8 +440,7 @@ class TestOneTime:
     async def test_a_list_without_an_order_covers_nothing(self, service: SecondService) -> None:
         fill(service, 1_000)
         service.list.order = shuffled
-        async with lister(service) as listing:
-            walk = await listing.near(*around(NOON - DAY / 2), YESTERDAY)
+        walk = await read_near(service, around(NOON - DAY / 2))
         assert (walk.covered, service.lists) == (None, 1)
 
     async def test_a_short_one_is_read_as_a_whole(self, service: SecondService) -> None:
@@ -453,8 +448,7 @@ class TestOneTime:
         fill(service, 440)
         service.list.order = shuffled
         window = around(NOON)
-        async with lister(service) as listing:
-            walk = await listing.near(*window, YESTERDAY)
+        walk = await read_near(service, window)
         assert (walk.covered, shown(walk), service.lists) == (window, ids(service), 6)
 
     @ORDERS
@@ -468,9 +462,8 @@ class TestOneTime:
         fill(service, 1_000, span=DAY / 4)
         service.list.newest_first = newest_first
         for window in (around(NOON - DAY / 2), around(NOON - DAY / 8), around(NOON - DAY / 1.5)):
-            async with lister(service) as listing:
-                service.lists = 0
-                walk = await listing.near(*window, YESTERDAY)
+            service.lists = 0
+            walk = await read_near(service, window)
             assert walk.covered == window
             assert shown(walk) >= inside(service, window)
             assert service.lists <= math.log2(30) + 5 + len(inside(service, window)) / 100
@@ -481,8 +474,7 @@ class TestOneTime:
         for _ in range(count):
             service.make("disbursement", "+255681234503", "900", created_at=NOON - DAY / 2)
         for window in (around(NOON), around(NOON - DAY / 2), around(NOON - DAY)):
-            async with lister(service) as listing:
-                walk = await listing.near(*window, YESTERDAY)
+            walk = await read_near(service, window)
             assert walk.covered == (window if count else None)
             assert shown(walk) == ids(service)
 
@@ -493,9 +485,8 @@ class TestOneTime:
         service.list.cut = lambda page, rows: [row | {"amount": None} for row in rows] if page in {5, 8} else rows
         for age in AGES:
             window = around(NOON - age)
-            async with lister(service) as listing:
-                service.lists = 0
-                walk = await listing.near(*window, YESTERDAY)
+            service.lists = 0
+            walk = await read_near(service, window)
             known = shown(walk) | {row.id for row in walk.unreadable}
             assert walk.covered in {window, None}
             assert walk.covered is None or known >= inside(service, window)
@@ -505,8 +496,7 @@ class TestOneTime:
         """Where rows leave while they are searched, any page may hide one."""
         fill(service, 1_000)
         service.list.hide = lambda payment: payment.number < service.lists
-        async with lister(service) as listing:
-            walk = await listing.near(*around(NOON - DAY / 2), YESTERDAY)
+        walk = await read_near(service, around(NOON - DAY / 2))
         assert (walk.covered, service.lists) == (None, 2)
 
 

@@ -7,10 +7,8 @@ about that very transaction, but where the documents say so.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
-import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable
@@ -236,9 +234,6 @@ class History:
         finally:
             self.outage.away = False
             await self.stop()
-            for each in self.backups:
-                if isinstance(each.content, sqlite3.Connection):
-                    each.content.close()
 
     def say(self, *what: Any) -> None:
         self.log.append(f"{self.now:6} " + " ".join(map(str, what)))
@@ -423,14 +418,7 @@ class History:
         if self.model.store.first_record is None:
             return  # an empty store can detect nothing
         self.say("backup")
-        content: Any
-        if self.url.startswith("sqlite"):
-            content = sqlite3.connect(":memory:", check_same_thread=False)
-            with contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as source:
-                source.backup(content)
-        else:
-            content = dump(self.url)
-        self.backups.append(Backup(self.now, self.model.backup(), content))
+        self.backups.append(Backup(self.now, self.model.backup(), dump(self.url)))
 
     async def restore(self, which: int, how: str) -> None:
         if not self.backups:
@@ -439,11 +427,7 @@ class History:
         self.say("RESTORE", how, "of", backup.at, {key: each.state for key, each in backup.model.records.items()})
         if how != "live":
             await self.stop()
-        if self.url.startswith("sqlite"):
-            with contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as target:
-                backup.content.backup(target)
-        else:
-            replace(self.url, backup.content)
+        replace(self.url, backup.content)
         if how != "live":
             self.start()
         self.model.restore(backup.model, is_restart=how != "live")

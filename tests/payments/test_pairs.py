@@ -6,11 +6,9 @@ Each was found by trying one feature with another; both alone had their tests.
 from __future__ import annotations
 
 import logging
-import sqlite3
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -34,12 +32,14 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.database import schema
 from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sharing.overview import read_overview
 from tests.payments.platform import NUMBER, PAYS, STAYS_OPEN, Platform
 from tests.payments.service import get, on_asyncio
+from tests.payments.test_recovery import dump, replace
 
 pytestmark = [pytest.mark.slow, on_asyncio]
 
@@ -269,25 +269,20 @@ async def test_a_suspended_account_queues_nothing_in_a_transaction_that_goes_on(
 
 
 @pytest.mark.parametrize("is_said_of_all", [True, False])
-async def test_a_backup_with_a_queue_alone_does_not_pay_it_again(tmp_path: Path, is_said_of_all: bool) -> None:
+async def test_a_backup_with_a_queue_alone_does_not_pay_it_again(sqlite_file_url: str, is_said_of_all: bool) -> None:
     """An account whose first payment came after the backup: someone says that it was restored, and all of it waits."""
-    sandbox, url, backup = Sandbox(), f"sqlite:///{tmp_path}/p.db", f"sqlite:///{tmp_path}/backup.db"
+    sandbox = Sandbox()
     rows = [{"phone_number": f"+25578800000{number}", "amount": 3000} for number in range(3)]
-    store = SQLStore(url)
-    async with sandbox.client(store=store) as client:
+    async with sandbox.client(store=SQLStore(sqlite_file_url)) as client:
         batch = await client.payouts.propose(rows, name="salaries", by="Asha")
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        with (
-            closing(sqlite3.connect(tmp_path / "p.db")) as source,
-            closing(sqlite3.connect(tmp_path / "backup.db")) as to,
-        ):
-            source.backup(to)
+        backup = dump(sqlite_file_url, schema.METADATA.sorted_tables)
         async with client.dispatcher():
             await anyio.sleep(10)
-    store.close()
     assert len(sandbox.transactions) == 3
     await anyio.sleep(3600)
-    store = SQLStore(backup)
+    replace(sqlite_file_url, backup)
+    store = SQLStore(sqlite_file_url)
     async with sandbox.client(store=store) as client:
         if is_said_of_all:
             parts = account_store(store)
@@ -302,7 +297,6 @@ async def test_a_backup_with_a_queue_alone_does_not_pay_it_again(tmp_path: Path,
             async with client.dispatcher():
                 await anyio.sleep(30)
         assert len(await client.payments.unclaimed()) == 3
-    store.close()
     assert len(sandbox.transactions) == 3
 
 

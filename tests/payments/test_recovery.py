@@ -2,12 +2,10 @@
 
 import json
 import logging
-import sqlite3
-from collections.abc import Callable, Iterable
-from contextlib import closing, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -44,7 +42,6 @@ from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, HOUR, MINUTE, Order, World, make_world, number, order, refuse, unreadable
 from tests.payments.service import Delay, on_sqlite
 from tests.payments.tables import edit, insert_line
-from tests.support.databases import Postgres
 from tests.support.fakes import NOON
 from tests.support.second_service import TOKEN, ListBehaviour, error
 
@@ -529,22 +526,6 @@ async def test_an_account_may_move_before_its_first_payment(sqlite_file_url: str
 # A store that is behind its service
 
 
-@pytest.fixture
-def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Return what copies a database as it is now: a backup, which is restored by using it."""
-
-    def copy(url: str) -> str:
-        if not url.startswith("sqlite"):
-            server: Postgres = request.getfixturevalue("postgres_server")
-            return server.copy(url)
-        path = tmp_path / "restored.db"
-        with closing(sqlite3.connect(str(sa.make_url(url).database))) as source, closing(sqlite3.connect(path)) as to:
-            source.backup(to)
-        return f"sqlite:///{path}"
-
-    return copy
-
-
 @pytest.mark.parametrize("what", ["another payment", "another attempt"])
 async def test_a_backup_that_is_restored_beneath_a_process(world: World, what: str) -> None:
     """The store has the newest payment of the process, but lacks one of another process, or one that was sent again."""
@@ -567,7 +548,7 @@ async def test_a_backup_that_is_restored_beneath_a_process(world: World, what: s
 
 @pytest.mark.costly("runs lines of payments/ownership/imports.py that no quick test runs")
 async def test_what_was_forgotten_is_imported_under_its_keys(
-    store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
+    store_url: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An explanation lifts the stop of one kind; an import does, and its keys then return what they have made.
 
@@ -577,9 +558,9 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
     forgotten = [order(kind, f"forgotten {each}", each) for each in range(12)]
     async with world.client() as client:
         await world.pay(client, [order(kind, "kept", 100)])
-    world.url = restore(store_url)
-    async with World(store_url, world.service, world.utcnow).client() as client:
+        backup = dump(world.url, schema.METADATA.sorted_tables)
         await world.pay(client, forgotten)
+    replace(world.url, backup)
     await anyio.sleep(HOUR)
     async with world.client(on_event=events.append) as client:
         for each in forgotten[:3]:
@@ -622,16 +603,14 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
 
 
 @pytest.mark.costly("runs lines of payments/outbox/outbox.py, payments/ownership/imports.py that no quick test runs")
-async def test_a_restored_store_with_queued_payments_is_still_quiet(
-    world: World, restore: Callable[[str], str]
-) -> None:
+async def test_a_restored_store_with_queued_payments_is_still_quiet(world: World) -> None:
     """What is enqueued after a backup was restored does not pass for a payment that the service has seen."""
     forgotten = [order("disbursements", f"forgotten {each}", each) for each in range(3)]
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "kept", 100)])
-    url, world.url = world.url, restore(world.url)
-    async with World(url, world.service, world.utcnow).client() as client:
+        backup = dump(world.url, schema.METADATA.sorted_tables)
         await world.pay(client, forgotten)
+    replace(world.url, backup)
     await anyio.sleep(10 * MINUTE)
     async with world.client() as client:
         payments: Any = client.payments

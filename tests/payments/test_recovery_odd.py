@@ -1,11 +1,9 @@
 """Stores behind a service that lags, has another clock or is away; processes that live on; other merchants' lists."""
 
-import sqlite3
 import traceback
 import uuid
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -148,9 +146,9 @@ async def test_where_others_pay_no_repeated_comparison_is_left(world: World) -> 
     assert execute(world.url, sa.select(accounts.c.again_at, accounts.c.known_until)) == [(None, None)]
 
 
-async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(tmp_path: Path) -> None:
+async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(sqlite_file_url: str) -> None:
     """It has passed the check of the store before someone said that a backup was restored."""
-    world = make_world(f"sqlite:///{tmp_path / 'payments.db'}")  # PostgreSQL shares the limit by its own clock
+    world = make_world(sqlite_file_url)  # PostgreSQL shares the limit by its own clock
     async with world.client(rate_limiter=RateLimiter(per_minute=2, burst=1)) as client, world.client() as operator:
         await world.pay(client, [order("disbursements", "first")])
         async with anyio.create_task_group() as waiting:
@@ -657,13 +655,12 @@ async def test_a_message_that_cannot_be_read_back_stalls_no_other_payment(
     assert "message about transaction t-000001: the store holds a transaction that cannot be read" in caplog.text
 
 
-async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path) -> None:
+async def test_a_time_that_someone_has_edited_is_an_error_of_ours(sqlite_file_url: str) -> None:
     """SQLite keeps any text as a time. Nothing of the text is shown, and payments of other keys go on."""
-    world = make_world(url := f"sqlite:///{tmp_path / 'store.db'}")
-    async with world.client(store=SQLStore(url, grace=GRACE)) as client:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
         await world.pay(client, [order("collections", f"k{each}", each) for each in (1, 2)])
-        with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
-            file.execute("UPDATE mobilemoney_payment_records SET changed_at = '+255681234567' WHERE key = 'k1'")
+        execute(world.url, "UPDATE mobilemoney_payment_records SET changed_at = '+255681234567' WHERE key = 'k1'")
         with pytest.raises(StoreError, match="a row that cannot be read") as caught:
             await client.payments.list()
         assert "681234567" not in "".join(traceback.format_exception(caught.value))
@@ -686,16 +683,15 @@ async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path
     ],
 )
 async def test_a_row_of_the_account_that_someone_has_edited_is_an_error_of_ours(
-    tmp_path: Path, table: str, column: str, value: Any
+    sqlite_file_url: str, table: str, column: str, value: Any
 ) -> None:
     """SQLite keeps any value in a column. Nothing is sent while the row makes no sense."""
-    sandbox, url = Sandbox(), f"sqlite:///{tmp_path / 'store.db'}"
+    sandbox = Sandbox()
     auth = (sandbox.email, sandbox.password)
-    async with sandbox.client(store=url, auth=auth) as client:
+    async with sandbox.client(store=sqlite_file_url, auth=auth) as client:
         await client.collections.create(number(1), 5_000, idempotency_key="k1")
-    with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
-        file.execute(f"UPDATE mobilemoney_{table} SET {column} = ?", (value,))
-    async with sandbox.client(store=url, auth=auth) as client:
+    execute(sqlite_file_url, f"UPDATE mobilemoney_{table} SET {column} = :value", {"value": value})
+    async with sandbox.client(store=sqlite_file_url, auth=auth) as client:
         with pytest.raises(StoreError, match=r"cannot be read|does not show the version") as caught:
             await client.collections.create(number(2), 5_000, idempotency_key="k2")
     assert caught.value.outcome == "not_sent"
