@@ -61,7 +61,6 @@ def table(folder: Path) -> list[str]:
     return [line for line in (folder / "benchmarks/README.md").read_text("utf-8").splitlines() if line.startswith("|")]
 
 
-@pytest.mark.slow
 def test_a_benchmark_that_fails_is_a_row_and_loses_none(checkout: Path) -> None:
     """The exit code is 1; its rows so far, those of an earlier run, and the other benchmarks are in the results."""
     earlier = results(checkout)
@@ -78,7 +77,6 @@ def test_a_benchmark_that_fails_is_a_row_and_loses_none(checkout: Path) -> None:
     assert run(checkout, "one_call") == 0
 
 
-@pytest.mark.slow
 def test_a_row_that_is_older_than_its_code_is_marked(checkout: Path) -> None:
     """A commit that touches what a benchmark measures makes its row old; another commit does not."""
     run(checkout, "one_call")
@@ -92,7 +90,6 @@ def test_a_row_that_is_older_than_its_code_is_marked(checkout: Path) -> None:
     assert OLD in row
 
 
-@pytest.mark.slow
 def test_the_table_of_the_readme_is_that_of_the_results(checkout: Path) -> None:
     """No figure of it is written by hand."""
     assert run(checkout, "construct") == 1  # which is not there

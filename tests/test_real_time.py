@@ -30,7 +30,7 @@ def find_faults(source: str) -> list[str]:
     if not SUSPECT.search(source):
         return []
     module, lines = ast.parse(source), source.splitlines()
-    in_real_time = {node for each in _real_functions(module) for node in ast.walk(each)}
+    in_real_time = {node for each in _real_functions(module, lines) for node in ast.walk(each)}
     faults = []
     for node in ast.walk(module):
         if isinstance(node, ast.Assign | ast.Call):
@@ -67,7 +67,7 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _real_functions(module: ast.Module) -> Iterator[Function]:
+def _real_functions(module: ast.Module, lines: list[str]) -> Iterator[Function]:
     """Yield what runs in real time: tests, and what they use of their module.
 
     A test that is no coroutine runs its loops in real time, unless it names virtual time.
@@ -76,13 +76,13 @@ def _real_functions(module: ast.Module) -> Iterator[Function]:
     # A mark has other names too: `real = pytest.mark.real_time`, or a function that marks.
     marks = {"real_time", "mark.asyncio"}
     for each in module.body:
-        if isinstance(each, ast.Assign | ast.FunctionDef) and "mark.real_time" in ast.unparse(each):
+        if isinstance(each, ast.Assign | ast.FunctionDef) and _says("mark.real_time", each, lines):
             if isinstance(each, ast.Assign):
                 marks.update(ast.unparse(target) for target in each.targets)
             elif not each.name.startswith("test"):
                 marks.add(each.name)
     is_all = "pytestmark" in marks
-    found = [each for each in _tests(module) if is_all or _is_real(each, marks)]
+    found = [each for each in _tests(module) if is_all or _is_real(each, marks, lines)]
     seen = set[ast.AST]()
     while found:
         function = found.pop()
@@ -101,11 +101,18 @@ def _tests(parent: ast.Module | ast.ClassDef) -> Iterator[Function]:
             yield from _tests(each)
 
 
-def _is_real(function: Function, marks: set[str]) -> bool:
-    if any(name in ast.unparse(each) for name in marks for each in function.decorator_list):
+def _is_real(function: Function, marks: set[str], lines: list[str]) -> bool:
+    decorators = " ".join(map(ast.unparse, function.decorator_list))
+    if any(name in decorators for name in marks):
         return True
     is_sync_test = isinstance(function, ast.FunctionDef) and function.name.startswith("test")
-    return is_sync_test and not re.search(r"virtual|MockClock", ast.unparse(function), re.IGNORECASE)
+    return is_sync_test and not _says("(?i)virtual|MockClock", function, lines)
+
+
+def _says(pattern: str, node: ast.stmt, lines: list[str]) -> bool:
+    """Tell whether code says something, comments aside. Few lines do: unparsing all takes seconds."""
+    written = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return bool(re.search(pattern, written) and re.search(pattern, ast.unparse(node)))
 
 
 def _is_number(node: ast.expr, most: float = float("inf")) -> bool:

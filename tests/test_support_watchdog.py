@@ -13,7 +13,6 @@ from tests.support.patience import wait_until
 from tests.support.processes import ROOT
 
 
-@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.slow  # it starts pytest, a worker of it and a server
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ async def test_hundreds_of_cancelled_calls_leave_a_client_that_works(way: str) -
 
     async with serve(handler) as server:
         async with connect(way, server.base_url) as client:
-            for _ in range(soak(40)):  # fifty each: more than the pool's hundred connections
+            for _ in range(soak(16)):  # fifty each: more than the pool's hundred connections
                 with anyio.move_on_after(1):
                     async with anyio.create_task_group() as tasks:
                         for _ in range(50):

@@ -540,7 +540,7 @@ async def test_a_place_given_back_is_used_at_once_in_the_long_pause_of_the_windo
 @pytest.mark.soak
 async def test_thousands_of_waiters_are_served_in_order_on_one_timer() -> None:
     """A long queue costs memory and patience, nothing else."""
-    queue, waiters = Queue(RateLimiter()), soak(20_000)
+    queue, waiters = Queue(RateLimiter()), soak(8_000)
     async with anyio.create_task_group() as tasks:
         for number in range(waiters):
             tasks.start_soon(queue.wait, number)

@@ -113,15 +113,14 @@ class TestEndings:
         assert len(sandbox.transactions) == 1
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-    def test_any_encoding_will_do(self, sandbox: Sandbox, url: str, encoding: str) -> None:
+    def test_any_encoding_will_do(self, sandbox: Sandbox, url: str) -> None:
         """A payment that was made is told where the output knows no dots either: escaped, and never a traceback."""
         ran = subprocess.run(
             [sys.executable, "-m", "mobilemoney_async", "collect", NUMBER, "100", "--base-url", url],
             capture_output=True,
             text=True,
             timeout=240,
-            env=environment(PYTHONIOENCODING=encoding),
+            env=environment(PYTHONIOENCODING="ascii"),
             check=False,
         )
         assert (ran.returncode, ran.stderr) == (0, "")
@@ -130,10 +129,10 @@ class TestEndings:
         )
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("closed", [0, 1, 2])
-    def test_streams_may_be_closed(self, sandbox: Sandbox, url: str, closed: int) -> None:
+    @pytest.mark.parametrize("closed", [(0, 1), (2,)])
+    def test_streams_may_be_closed(self, sandbox: Sandbox, url: str, closed: tuple[int, ...]) -> None:
         """A payment is made and followed where nobody gave the program a standard stream, as some schedulers do."""
-        close = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        close = f"import os, sys; [*map(os.close, {closed})]; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         command = ["-m", "mobilemoney_async", "collect", DECLINED, "100", "--base-url", url]
         ran = subprocess.run(
             [sys.executable, "-c", close, *command],

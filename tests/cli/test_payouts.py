@@ -5,8 +5,7 @@ import io
 import json
 import os
 import re
-import sqlite3
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +48,18 @@ def propose(*arguments: str) -> str:
     ran = run("payouts", "propose", "salaries.csv", "--local-numbers", "--by", "Asha", "--json", *arguments)
     assert ran.exit_code == 0, ran.stderr
     return str(json.loads(ran.stdout)["id"])
+
+
+def approved() -> str:
+    """Propose the file, and approve it as Juma; return the id of the batch."""
+    batch = propose()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    return batch
+
+
+def change(folder: Path, statement: str) -> None:
+    """Change the store of a folder, past its code."""
+    execute(f"sqlite:///{next(folder.glob('*.db'))}", statement)
 
 
 def test_a_file_may_have_columns_of_its_own_names(shop: Path) -> None:
@@ -260,8 +271,7 @@ def test_a_script_sends_a_batch_of_real_money_with_its_yes(
     shop: Path, sandbox: Sandbox, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal nobody can be asked; --yes goes with --send alone."""
-    batch, sent = propose(), list[str]()
-    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    batch, sent = approved(), list[str]()
     monkeypatch.delenv("MOBILEMONEY_BASE_URL")
     profile = f'profile = "p"\n[profiles.p]\nbase_url = "{url}"\nproduction = true\n'
     (shop / "mobilemoney.toml").write_text(profile, encoding="utf-8")
@@ -276,8 +286,7 @@ def test_a_script_sends_a_batch_of_real_money_with_its_yes(
 @pytest.mark.costly("runs lines of cli/payouts.py that no quick test runs")
 def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sandbox) -> None:
     """Ctrl-C says how; nothing is sent twice."""
-    batch = propose()
-    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    batch = approved()
     with _sending(batch) as first:
         assert "0 of 3 sent" in first.read_error()
         first.interrupt()
@@ -287,8 +296,7 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
         second.read_error()
         second.kill()
         second.end()
-    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("UPDATE mobilemoney_leases SET until = 0")  # as after its time
+    change(shop, "UPDATE mobilemoney_leases SET until = 0")  # as after its time
     ran = run("payouts", "status", batch, "--send")
     assert "2 paid, 1 failed" in ran.stdout, ran.stderr
     assert len(sandbox.transactions) == 3
@@ -297,10 +305,8 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
 @pytest.mark.costly("no quick test sends a batch while the queue is paused")
 def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -> None:
     """Whichever process has paused it: the reason is shown, and how to go on."""
-    batch = propose()
-    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
-    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("UPDATE mobilemoney_accounts SET paused = 'the float is empty'")
+    batch = approved()
+    change(shop, "UPDATE mobilemoney_accounts SET paused = 'the float is empty'")
     ran = run("payouts", "status", batch, "--send")
     assert (ran.exit_code, len(sandbox.transactions)) == (4, 0), ran.stderr
     assert "stopped: the float is empty; nothing is lost; to go on: mobilemoney payouts status" in ran.stderr
@@ -316,10 +322,8 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
 
 def test_payouts_of_a_restored_store_go_on_once_someone_was_shown_why_they_wait(shop: Path, sandbox: Sandbox) -> None:
     """Also with --send: they may have been cancelled since the backup."""
-    batch = propose()
-    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
-    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("UPDATE mobilemoney_accounts SET paused = ':RESTORED:'")
+    batch = approved()
+    change(shop, "UPDATE mobilemoney_accounts SET paused = ':RESTORED:'")
     asked = run("payouts", "status", batch, "--send", "--resume", answer="n\n")
     assert "cancel again what was cancelled since" in asked.stderr
     assert (asked.exit_code, len(sandbox.transactions)) == (1, 0), asked.stderr
@@ -367,8 +371,7 @@ def test_what_sends_a_payout_that_was_confirmed_absent_is_said_by_each_step(
     batch = propose()
     assert run("payouts", "approve", batch, "--by", "Juma", "--send", answer="y\n").exit_code == 3
     key = json.loads(run("payouts", "report", batch, "--json").stdout)[0]["key"]
-    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("UPDATE mobilemoney_payment_records SET ended_at = '2026-01-02 12:00:00'")  # before the grace
+    change(shop, "UPDATE mobilemoney_payment_records SET ended_at = '2026-01-02 12:00:00'")  # before the grace
     assert run("payments", "confirm-absent", key, "--note", "Asha: looked", "--yes").exit_code == 0
     create = f"mobilemoney disburse PHONE 700 --key {key}"
     said = f"mobilemoney payouts: payment {key!r} was confirmed absent, and nothing sends it: {create}\n"
@@ -396,12 +399,10 @@ def test_what_else_the_queue_has_is_in_the_question_and_at_the_end(
         questions.append(text)
 
     monkeypatch.setattr(payout_queue, "confirm_money", agree)
-    big = propose()
-    run("payouts", "approve", big, "--by", "Juma", answer="y\n")
+    big = approved()
     (shop / "salaries.csv").write_text("phone_number,amount\n+255780000790,1000\n", encoding="utf-8")
     small = propose()
-    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
-        store.execute("UPDATE mobilemoney_payment_records SET not_before = '2999-01-01 00:00:00.000000'")
+    change(shop, "UPDATE mobilemoney_payment_records SET not_before = '2999-01-01 00:00:00.000000'")
     sent = run("payouts", "approve", small, "--by", "Juma", "--send", answer="y\n")
     assert (sent.exit_code, len(sandbox.transactions)) == (0, 1), sent.stderr
     others = "3 other queued payments of 2,170,000 TZS"
@@ -418,8 +419,7 @@ def test_what_else_the_queue_has_is_in_the_question_and_at_the_end(
 @pytest.mark.costly("no quick test sends a batch with a line that a forgotten transaction stops")
 def test_what_stops_a_line_is_said_while_the_command_waits(shop: Path) -> None:
     """With the commands that end it."""
-    batch = propose()
-    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    batch = approved()
     with sa.create_engine(f"sqlite:///{next(shop.glob('*.db'))}", poolclass=sa.pool.NullPool).begin() as connection:
         key = Journal(connection, "default").number_key()
         of = {"type": "disbursement", "amount": "850000", "number_digest": digest(key, "+255780000789")}

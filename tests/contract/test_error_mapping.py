@@ -427,6 +427,7 @@ class TestRetryAfter:
             ('"soon"', None),
             ('"\u0663\u0660"', None),
             ('"9999999999999999"', None),
+            ('"Wed, 21 Oct 2025 07:28:00 GMT"', None),
             ("1000000000", None),
             ("1" + "0" * 400, None),
             ("[30]", None),
@@ -452,12 +453,6 @@ class TestRetryAfter:
             error = refused(GET_TRANSACTION, given)
             assert isinstance(error, RateLimitExceeded)
             assert error.retry_after == asked
-
-    def test_a_date_in_the_header_is_not_a_number_of_seconds(self) -> None:
-        given = answer(b"", 503, retry_after="Wed, 21 Oct 2025 07:28:00 GMT")
-        error = refused(GET_TRANSACTION, given)
-        assert isinstance(error, ServerError)
-        assert error.retry_after is None
 
 
 def check_total(endpoint: Endpoint[Any], given: Answer) -> None:
@@ -572,14 +567,6 @@ def test_a_list_of_broken_rows_is_left_at_the_first(row: str) -> None:
     assert kept < 2 * len(body) + 500_000
 
 
-def test_a_good_answer_is_its_value() -> None:
-    """Any 2xx will do."""
-    for status in (200, 201, 202):
-        found = read_answer(GET_TRANSACTION, answer(samples.found(), status, content_type=None))
-        assert isinstance(found, TransactionAnswer)
-        assert found.transaction.id == "t-1"
-
-
 def test_a_successful_page_may_mention_an_error() -> None:
     """`"error": null` beside a result is no error."""
     assert (
@@ -595,8 +582,10 @@ def test_an_answer_s_repr_does_not_show_its_body() -> None:
 @pytest.mark.parametrize("status", [199, 300, 301, 399])
 def test_only_a_status_from_200_to_299_is_a_success(status: int) -> None:
     """A transaction that comes with another one may be a cache's or a proxy's."""
-    for each in (200, 299):
-        assert read_answer(GET_TRANSACTION, answer(samples.found(), each)).transaction.id
+    for each in (200, 201, 202, 299):
+        found = read_answer(GET_TRANSACTION, answer(samples.found(), each, content_type=None))
+        assert isinstance(found, TransactionAnswer)
+        assert found.transaction.id == "t-1"
     with pytest.raises(UnexpectedResponse):
         read_answer(GET_TRANSACTION, answer(samples.found(), status))
 

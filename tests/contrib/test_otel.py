@@ -3,9 +3,7 @@
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -448,34 +446,6 @@ def test_a_place_for_the_account_that_is_none_is_refused() -> None:
     """Three thousand accounts are on no metric because of a typing error."""
     with pytest.raises(InvalidRequest, match='account_on must be "spans" or "failures"'):
         instrument_merchants(account_on="metrics")  # type: ignore[arg-type]
-
-
-async def test_many_merchants_share_one_handler(telemetry: Telemetry, tmp_path: Path) -> None:
-    """Payments of three accounts are sums in the metrics, and each request's span names its account."""
-    sandboxes = {f"shop-{number}": Sandbox(seed=number) for number in range(3)}
-
-    async def secret_of(account: str) -> str:
-        return sandboxes[account].token
-
-    async with Merchants(
-        Sandbox().base_url,
-        store=f"sqlite:///{tmp_path}/payments.db",
-        auth=secret_of,
-        transport=lambda account: sandboxes[account].transport(),
-        on_event=instrument_merchants(telemetry.tracers, telemetry.meters),
-    ) as merchants:
-        for account, pending in zip(sandboxes, (2, 5, 1), strict=True):
-            client = await merchants.client(account)
-            for number in range(pending):
-                await client.collections.create(phone_number=f"+25568123456{number}", amount=1000)
-        async with AsyncExitStack() as stack:
-            for account in sandboxes:
-                client = await merchants.client(account)
-                await stack.enter_async_context(client.poller(resume=True))
-            assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 8)]
-    creates = telemetry.spans("POST /payment-service/airtel/c2b")
-    counts = Counter(attributes(span)["mobilemoney.account"] for span in creates)
-    assert counts == {"shop-0": 2, "shop-1": 5, "shop-2": 1}
 
 
 async def test_what_needs_someone_in_an_account_is_a_span_with_its_name(telemetry: Telemetry, tmp_path: Path) -> None:

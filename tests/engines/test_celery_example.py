@@ -23,11 +23,13 @@ from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
+from tests.support.warm import SCRIPT, warm
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]  # on the Python for which nox installs the engines
 
 example = partial(load, "celery_payouts")
 PROGRAM = EXAMPLES / "celery_payouts.py"
+IMPORTED = ("celery.app.task", "mobilemoney_async.contrib.backend", "mobilemoney_async.payments.api")
 CELERY = (sys.executable, "-m", "celery", "--workdir", str(EXAMPLES), "-A", "celery_payouts", "worker")
 WORKER = (*CELERY, "--without-gossip", "--without-mingle", "--loglevel=INFO")
 ORDERS = {
@@ -57,7 +59,7 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
             # Celery's name for a socket.
             queue = redis_url.replace("unix://", "redis+socket://")
             env = fleet_environment(sandbox, base_url, tmp_path, REDIS_URL=queue, BOOKS=str(books))
-            fleet = Fleet(sandbox=sandbox, folder=tmp_path, env=env)
+            fleet = Fleet(sandbox=sandbox, folder=tmp_path, env=env, imported=IMPORTED)
             assert await fleet.run(PROGRAM, str(file)) == f"{len(lines) + len(lines[::3])} payouts queued\n"
             async with (
                 fleet.process(*WORKER, "--concurrency=1") as first,
@@ -191,7 +193,6 @@ def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"
     file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
-    command = [sys.executable, str(PROGRAM), str(file)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
+    ran = warm(*IMPORTED).run(SCRIPT, str(PROGRAM), str(file), env=environment(), seconds=PATIENCE)
     assert ran.returncode == 1
     assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"

@@ -5,10 +5,8 @@ import random
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -60,25 +58,11 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
     async def kill() -> None:
         """Run two senders, and kill both at a random moment."""
         enough = sandbox.requests.total + dice.randint(1, 10)
-        async with AsyncExitStack() as stack:
-            senders = [
-                await stack.enter_async_context(
-                    await anyio.open_process(
-                        [sys.executable, PROGRAM, *sending],
-                        env=env,
-                        start_new_session=True,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                    )
-                )
-                for _ in range(2)
-            ]
-            await until(
-                lambda: sandbox.requests.total >= enough or all(each.returncode is not None for each in senders)
-            )
-            for each in senders:
-                if each.returncode is None:
-                    os.killpg(each.pid, signal.SIGKILL)
+        sender = partial(warm(*COMMANDS).piped, SCRIPT, PROGRAM, *sending, env=env)
+        with sender() as (first, *_), sender() as (second, *_):
+            await until(lambda: sandbox.requests.total >= enough or all(each.has_ended for each in (first, second)))
+            for each in (first, second):
+                each.signal(signal.SIGKILL)
         with closing(sqlite3.connect(database)) as opened, opened:
             opened.execute("UPDATE mobilemoney_leases SET until = 0")  # as if the time of their leases were over
 

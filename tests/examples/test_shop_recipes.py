@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import _mobilemoney_pytest
 from tests.support.patience import PATIENCE
 from tests.support.processes import environment
-from tests.support.warm import run_pytest_alone
+from tests.support.shops import EXAMPLES, run_tests
+from tests.support.warm import SCRIPT, warm
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
-PAGE = (ROOT / "docs" / "testing-your-shop.md").read_text("utf-8")
+PAGE = (EXAMPLES.parent / "docs" / "testing-your-shop.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 # What becomes of a payment whose answer is lost is the same under each framework, and takes minutes to find out.
 SAME = "list_is_wrong or drop or html"
@@ -142,10 +140,7 @@ def copy_files(folder: Path, *sections: str) -> None:
 def test_a_shop_passes_its_tests(tmp_path: Path, framework: str, left_out: str, passed: int) -> None:
     """Copied into an empty folder, the three files are a shop whose tests pass, without a warning."""
     copy_files(tmp_path, framework, "The tests")
-    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
-    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error", "-k", f"not ({left_out})")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"\n{passed} passed" in ran.stdout
+    assert run_tests(tmp_path, "-k", f"not ({left_out})") == passed
 
 
 @pytest.mark.slow
@@ -161,10 +156,7 @@ def test_a_shop_passes_its_tests_in_the_test_database_of_django(tmp_path: Path) 
     text, count = re.subn(replaced, PYTEST_DJANGO + fixture, conftest.read_text("utf-8"), flags=re.DOTALL)
     assert count == 1
     conftest.write_text(text, encoding="utf-8")
-    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
-    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error", "-k", "a_customer")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "\n2 passed" in ran.stdout
+    assert run_tests(tmp_path, "-k", "a_customer") == 2
     assert [each.name for each in tmp_path.glob("*.db")] == [json.loads(f"{{{test_name}}}")["TEST"]["NAME"]]
 
 
@@ -173,9 +165,7 @@ def test_a_view_of_django_answers_with_the_status(tmp_path: Path) -> None:
     """The Starlette application around Django gives each request the backend."""
     copy_files(tmp_path, "Django")
     (tmp_path / "test_status.py").write_text(STATUS_TEST, encoding="utf-8")
-    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
-    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert run_tests(tmp_path)
 
 
 @pytest.mark.slow
@@ -187,16 +177,15 @@ def test_an_unpaid_order_that_is_paid_after_all_is_shipped(tmp_path: Path, frame
     """
     copy_files(tmp_path, framework)
     (tmp_path / "test_unpaid.py").write_text(UNPAID_TEST, encoding="utf-8")
-    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__)
-    ran = run_pytest_alone(tmp_path, *plugins, "-q", "-W", "error")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert run_tests(tmp_path)
 
 
 @pytest.mark.slow
 def test_the_shop_on_starlette_is_paid() -> None:
     """The example of docs/fastapi.md serves a customer, without a warning."""
-    command = [sys.executable, "-W", "error", str(EXAMPLES / "starlette_shop.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment())
+    modules = ("starlette.testclient", "mobilemoney_async.contrib.backend", "mobilemoney_async.sandbox")
+    starlette = warm(*modules, options=("-W", "error"))
+    ran = starlette.run(SCRIPT, str(EXAMPLES / "starlette_shop.py"), env=environment(), seconds=PATIENCE)
     assert (ran.stdout, ran.stderr) == ("succeeded\n", "")
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -27,9 +26,11 @@ from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
+from tests.support.warm import SCRIPT, warm
 
 example = partial(load, "taskiq_payouts")
 PROGRAM = EXAMPLES / "taskiq_payouts.py"
+IMPORTED = ("taskiq", "taskiq_redis", "mobilemoney_async.payments.api", "sqlalchemy.dialects.sqlite")
 WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={EXAMPLES}", "taskiq_payouts:broker"]
 TWINS = ("+255681999999", 500_000)
 ORDERS = {
@@ -91,7 +92,7 @@ async def payouts(folder: Path) -> AsyncIterator[Payouts]:
     with redis_server() as redis_url, redis.Redis.from_url(redis_url) as queue:
         async with sandbox.serve() as base_url:
             env = fleet_environment(sandbox, base_url, folder, REDIS_URL=redis_url)
-            yield Payouts(sandbox=sandbox, folder=folder, env=env, queue=queue)
+            yield Payouts(sandbox=sandbox, folder=folder, env=env, imported=IMPORTED, queue=queue)
 
 
 @pytest.mark.soak
@@ -312,7 +313,6 @@ def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"
     file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
-    command = [sys.executable, str(PROGRAM), str(file)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
+    ran = warm(*IMPORTED).run(SCRIPT, str(PROGRAM), str(file), env=environment(), seconds=PATIENCE)
     assert ran.returncode == 1
     assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"

@@ -74,12 +74,13 @@ async def with_callbacks(wanted: float, minutes: float = MINUTES, **options: obj
 
 
 _TABLE = (
-    *((30, 28.5, 2.0, 5, False), (54, 51.5, 9.5, 22, False), (6, 5.5, 1.5, 4, True)),
-    *((6, 5.5, 1.5, 4, False), (45, 43, 3.5, 8, False), (60, 52, 12, 25, False), (54, 51.5, 9.5, 22, True)),
+    *((30, 28.5, 2.0, 5, False), (6, 5.5, 1.5, 4, True)),
+    *((54, 51.5, 9.5, 22, False), (6, 5.5, 1.5, 4, False), (45, 43, 3.5, 8, False), (60, 52, 12, 25, False)),
+    (54, 51.5, 9.5, 22, True),
 )
 
 
-@loops_by_turns("wanted, confirmed, mean, p95, by_id", *_TABLE[: soak(4) * 3])  # the others at full scale
+@loops_by_turns("wanted, confirmed, mean, p95, by_id", *_TABLE[: soak(4) * 2])  # the others at full scale
 async def test_the_table(wanted: float, confirmed: float, mean: float, p95: float, by_id: bool) -> None:
     """So many payments a minute are confirmed, so late, without a single rejection; tracked by their ids, too.
 

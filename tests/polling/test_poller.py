@@ -117,13 +117,6 @@ async def test_any_number_may_wait_for_one_payment(sandbox: Sandbox) -> None:
         assert asked(sandbox) == before
 
 
-async def test_waiting_for_an_unknown_payment_tracks_it(client: AsyncClient, poller: Poller) -> None:
-    """An id is enough to wait for."""
-    acknowledgement = await pay(client)
-    assert (await poller.wait(acknowledgement.transaction_id)).succeeded
-    assert poller.stats.tracked == 1
-
-
 async def test_several_readers_get_every_outcome_each(client: AsyncClient, poller: Poller) -> None:
     """Each consumer of outcomes has its own; a later one begins with the first unread outcome."""
     first, second = poller.outcomes(), poller.outcomes()

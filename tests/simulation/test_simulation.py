@@ -34,7 +34,7 @@ def test_a_seed_is_one_history_byte_for_byte() -> None:
     Each history runs in a process of its own, and the command itself gives strings the same hashes. With `--minutes` no
     more histories run than are asked for.
     """
-    sizes = ("--orders", "3", "--processes", "2", "--openings", "1", "--all")
+    sizes = ("--orders", "2", "--processes", "2", "--openings", "1", "--all")
     second = simulate("--seed", "105", "--seeds", "2", *sizes, hash_seed="1")
     alone = simulate("--minutes", "60", "--seed", "106", "--seeds", "1", *sizes)
     history, is_one, _ = alone.partition("\n1 histories")

@@ -1,6 +1,7 @@
 """The example shops over real sockets: server and sandbox in a thread of their own, the test outside like a browser."""
 
 import importlib
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -13,9 +14,11 @@ import attrs
 import httpx
 import uvicorn
 
+import _mobilemoney_pytest
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.patience import PATIENCE, until, wait_until
+from tests.support.warm import run_pytest_alone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SPEED = 100.0
@@ -33,6 +36,15 @@ def load(name: str) -> Any:
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     return importlib.import_module(name)
+
+
+def run_tests(folder: Path, *arguments: str) -> int:
+    """Run the tests of a shop in its folder, as its user does: all pass, without a warning. Return how many."""
+    plugins = ("-p", "anyio.pytest_plugin", "-p", _mobilemoney_pytest.__name__, "-p", "no:cacheprovider")
+    ran = run_pytest_alone(folder, *plugins, "-q", "-W", "error", *arguments)
+    passed = re.search(r"^(\d+) passed", ran.stdout, re.MULTILINE)
+    assert ran.returncode == 0 and passed is not None, ran.stdout + ran.stderr
+    return int(passed[1])
 
 
 @attrs.define(eq=False)

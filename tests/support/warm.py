@@ -50,6 +50,11 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, name)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its exit code is there."""
+        return bool(select.select([self._ending], [], [], 0)[0])
+
     def close(self) -> None:
         """Kill it, unless somebody has waited for its end."""
         if self._ending.fileno() >= 0:
