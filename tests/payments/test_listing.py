@@ -66,12 +66,12 @@ async def lister(service: SecondService, *, limit: RateLimiter | None = None) ->
         yield Lister(client._pipeline)
 
 
-async def read_all(service: SecondService) -> Walk:
+async def read_all(service: SecondService) -> Listing:
     async with lister(service) as listing:
         return await listing.complete(YESTERDAY)
 
 
-async def read_near(service: SecondService, window: tuple[datetime, datetime]) -> Walk:
+async def read_near(service: SecondService, window: tuple[datetime, datetime]) -> Listing:
     async with lister(service) as listing:
         return await listing.near(*window, YESTERDAY)
 
