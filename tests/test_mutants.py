@@ -15,13 +15,17 @@ _LISTED = tomllib.loads((_FOLDER / "mutants.toml").read_text(encoding="utf-8"))[
 
 @cache
 def lines_of(package: str) -> dict[str, list[str]]:
-    """Return the lines of each function of a package, joined; several may have one name."""
+    """Return the lines of each function of a package, joined; several may have one name.
+
+    Functions with decorators have no mutants.
+    """
     found: dict[str, list[str]] = {}
     for path in (_FOLDER.parent / "mobilemoney_async" / package).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         lines = [line.strip() for line in text.splitlines()]
         for name, node in functions_of(ast.parse(text)):
-            found.setdefault(name, []).append(" ".join(lines[node.lineno - 1 : node.end_lineno]))
+            if not node.decorator_list:
+                found.setdefault(name, []).append(" ".join(lines[node.lineno - 1 : node.end_lineno]))
     return found
 
 
