@@ -13,7 +13,7 @@ import pytest
 
 from mobilemoney_async import AsyncClient
 from mobilemoney_async.database.engine import Database
-from tests.payments import second_world
+from tests.payments import hosts, second_world
 from tests.payments.service import World, make_world
 from tests.support.databases import Postgres, postgres, sqlite_url
 
@@ -75,9 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     is_own = any("anyio_backend" in names or "store_url" in names for names in own)
     if metafunc.definition.get_closest_marker("pairs") and "store_url" in metafunc.fixturenames and not is_own:
-        pairs = [("asyncio", "sqlite"), ("trio", "postgresql")]
-        both = pytest.mark.parametrize(("anyio_backend", "store_url"), pairs, indirect=True)
-        metafunc.definition.add_marker(both)
+        metafunc.definition.add_marker(second_world.BOTH)
 
 
 @pytest.fixture
@@ -92,6 +90,12 @@ def database(store_url: str) -> Iterator[Database]:
 def kind(request: pytest.FixtureRequest) -> str:
     """Both kinds of payments, once each."""
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def platform(sqlite_file_url: str) -> hosts.Platform:
+    """Hosts over one database."""
+    return hosts.Platform(sqlite_file_url)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async import AsyncClient, Merchants, RetryPolicy, SQLStore
+from mobilemoney_async import Merchants, RetryPolicy, SQLStore
 from mobilemoney_async.sandbox import Sandbox
 
 NUMBER, PAYS, STAYS_OPEN = "+255681234501", "+255780000789", "+255780000129"
@@ -30,21 +30,7 @@ class Platform:
 
     def merchants(self, **options: Any) -> Merchants:
         """Return the merchants of a host, which must be entered."""
-        return Merchants(
-            self.sandbox.base_url,
-            **{
-                "store": SQLStore(self.url),
-                "auth": self.secret_of,
-                "transport": lambda account: self.sandbox.transport(),
-                "retry": RetryPolicy(max_attempts=1),
-                "utcnow": lambda: self.sandbox.now,
-                **options,
-            },
-        )
-
-    async def secret_of(self, account: str) -> str:
-        """Return the token of an account, as a vault does."""
-        return self.sandbox.tokens[account]
+        return platform_of(self.sandbox, SQLStore(self.url), **options)
 
     @property
     def paid(self) -> list[tuple[str, str]]:
@@ -52,7 +38,17 @@ class Platform:
         return sorted((each.phone_number, str(each.amount)) for each in self.sandbox.transactions.values())
 
 
-async def settle(client: AsyncClient) -> None:
-    """Follow all payments of an account to their final states."""
-    async with client.poller(resume=True) as poller:
-        _ = [outcome async for outcome in poller.outcomes()]
+def platform_of(sandbox: Sandbox, store: Any, **options: Any) -> Merchants:
+    """Return the merchants of a host; their tokens come from the sandbox, as from a vault."""
+
+    async def auth(account: str) -> str:
+        return sandbox.tokens[account]
+
+    given: dict[str, Any] = {
+        "store": store,
+        "auth": auth,
+        "transport": lambda account: sandbox.transport(),
+        "retry": RetryPolicy(max_attempts=1),
+        "utcnow": lambda: sandbox.now,
+    }
+    return Merchants(sandbox.base_url, **{**given, **options})

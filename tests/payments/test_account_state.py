@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from mobilemoney_async import (
     AccountSuspended,
     AsyncClient,
     InvalidRequest,
-    Merchants,
     MobileMoneyError,
     NoSuchMerchant,
     PaymentState,
@@ -23,15 +21,12 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.events import Event, MerchantSuspended
 from mobilemoney_async.sandbox import Sandbox
-from tests.payments.test_worker import NUMBER, Platform, enqueue, pay
+from tests.payments.hosts import NUMBER, Platform, enqueue, pay, until
+from tests.payments.platform import platform_of
+from tests.payments.service import on_asyncio
 from tests.support.databases import execute
 
 PAYMENT: dict[str, Any] = {"phone_number": NUMBER, "amount": 1000}
-
-
-@pytest.fixture
-def platform(sqlite_file_url: str) -> Platform:
-    return Platform(sqlite_file_url)
 
 
 async def states(client: AsyncClient) -> dict[str, PaymentState]:
@@ -41,18 +36,9 @@ async def states(client: AsyncClient) -> dict[str, PaymentState]:
 @pytest.mark.pairs
 async def test_a_suspended_account_pays_nothing_and_may_be_read(store_url: str) -> None:
     """Each way to begin a payment is refused before anything is sent, for clients of their own too, until `resume`."""
-    sandbox = Sandbox()
+    sandbox = Sandbox(merchants=2)
     store = SQLStore(store_url, "shop-1")
-
-    async def auth(account: str) -> str:
-        return sandbox.token
-
-    async with (
-        sandbox.client(store=store) as client,
-        Merchants(
-            sandbox.base_url, store=SQLStore(store_url), auth=auth, transport=lambda _: sandbox.transport()
-        ) as merchants,
-    ):
+    async with sandbox.client(store=store) as client, platform_of(sandbox, store_url) as merchants:
         made = await client.collections.create(**PAYMENT, idempotency_key="before")
         failed = await client.payments.enqueue(type="collection", **PAYMENT, idempotency_key="taken out")
         await client.payments.cancel(failed.key, note="tried")
@@ -101,14 +87,6 @@ async def test_a_payment_in_ones_own_transaction_is_refused(store_url: str) -> N
         assert set(await states(client)) == {"before"}
 
 
-def platform_of(sandbox: Sandbox, url: str, **options: Any) -> Merchants:
-    async def auth(account: str) -> str:
-        return sandbox.token
-
-    given = {"auth": auth, "transport": lambda _: sandbox.transport(), **options}
-    return Merchants(sandbox.base_url, store=SQLStore(url), **given)
-
-
 async def test_a_payment_that_waits_for_the_rate_limit_is_refused(sqlite_file_url: str) -> None:
     """Whatever has looked before: once the suspension is committed, no payment begins."""
     sandbox = Sandbox()
@@ -133,6 +111,7 @@ async def test_a_payment_that_waits_for_the_rate_limit_is_refused(sqlite_file_ur
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_every_host_obeys(platform: Platform) -> None:
     """A host leaves an account that another one suspends, and sends what is queued once it is resumed."""
     async with platform.merchants("shop") as shop, platform.host("one") as worker:
@@ -152,13 +131,8 @@ async def test_every_host_obeys(platform: Platform) -> None:
                 await anyio.sleep(1)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while not is_so():
-            await anyio.sleep(0.5)
-
-
 @pytest.mark.slow
+@on_asyncio
 async def test_what_is_open_in_a_removed_account_is_followed_to_its_end(platform: Platform) -> None:
     """Nothing new is sent, also not from the queue; late payments leave it; and then no host has the account."""
     async with platform.merchants("shop") as shop, platform.host("one") as worker:
@@ -181,6 +155,7 @@ async def test_what_is_open_in_a_removed_account_is_followed_to_its_end(platform
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_no_such_merchant_suspends_once_and_loudly(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
     """Two hosts serve an account that leaves the vault: one ERROR, one event, and the vault is left alone."""
     left, asked, seen = set[str](), list[str](), list[Event]()

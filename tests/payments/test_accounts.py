@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -15,7 +16,6 @@ from mobilemoney_async import (
     InvalidRequest,
     Merchants,
     OutcomeUnknown,
-    RetryPolicy,
     SQLStore,
 )
 from mobilemoney_async.database.schema import accounts
@@ -23,18 +23,13 @@ from mobilemoney_async.events import AccountsCounted, Event
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sharing.accounts import read_accounts
+from tests.payments.hosts import NUMBER, Platform, pay
+from tests.payments.platform import platform_of
+from tests.payments.service import on_asyncio
 from tests.payments.tables import insert_line, insert_payment
-from tests.payments.test_worker import NUMBER, Platform, pay
+from tests.payments.test_group_commit import heard
 
 STUCK = "+255780000129"
-
-
-def platform_of(sandbox: Sandbox, store: Any, **options: Any) -> Merchants:
-    async def auth(account: str) -> str:
-        return sandbox.tokens[account]
-
-    given = {"auth": auth, "transport": lambda _: sandbox.transport(), "retry": RetryPolicy(max_attempts=1), **options}
-    return Merchants(sandbox.base_url, store=store, **given)
 
 
 async def rows(merchants: Merchants, **options: Any) -> dict[str, AccountStatus]:
@@ -106,16 +101,9 @@ async def test_it_asks_as_few_questions_for_any_number_of_accounts(store_url: st
             insert_payment(connection, account=f"shop-{number}", key="order-1", state="ACKNOWLEDGED")
 
     await account_store(store).database.write(fill)
-
-    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
-        asked.append(statement)
-
-    sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)
-    try:
+    with heard(asked):
         found = await read_accounts(account_store(store), everything=True)
-    finally:
-        sa.event.remove(sa.engine.Engine, "before_cursor_execute", note)
-        store.close()
+    store.close()
     assert sum(each.pending for each in found) == 3
     assert len(found) == count
     assert len([each for each in asked if "mobilemoney_" in each]) <= 9
@@ -135,8 +123,13 @@ async def test_a_worker_that_has_ended_counts_nobody(platform: Platform) -> None
 
 
 @pytest.mark.slow
-async def test_what_a_worker_cannot_serve_is_seen_from_everywhere(platform: Platform) -> None:
+@on_asyncio
+async def test_what_a_worker_cannot_serve_is_seen_from_everywhere(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A vault that fails for one merchant shows in the overview of another host, and no more once it is well."""
+    monkeypatch.setattr("mobilemoney_async.merchants.worker._REPORT", 10.0)
+    monkeypatch.setattr("mobilemoney_async.sharing.accounts._FAILING", timedelta(minutes=1))
     is_broken, counted = True, list[Event]()
 
     async def auth(account: str) -> str:
@@ -162,11 +155,6 @@ async def test_what_a_worker_cannot_serve_is_seen_from_everywhere(platform: Plat
                 while await rows(shop):
                     await anyio.sleep(5)
     assert any(each.needing["failing"] == 1 for each in counted if isinstance(each, AccountsCounted))
-
-
-@pytest.fixture
-def platform(sqlite_file_url: str) -> Platform:
-    return Platform(sqlite_file_url)
 
 
 async def test_of_several_databases_one_is_named(sqlite_file_url: str) -> None:

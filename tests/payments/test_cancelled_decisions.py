@@ -21,8 +21,9 @@ from mobilemoney_async import (
     RateLimiter,
 )
 from mobilemoney_async.database.engine import Database
-from tests.payments.platform import NUMBER, PAYS, Platform, settle
+from tests.payments.platform import NUMBER, PAYS, Platform
 from tests.payments.service import rows
+from tests.payments.steps import dispatch, settle
 
 FAILS = "+255780000089"
 FILE = f"phone_number,amount\n{PAYS},50000\n{FAILS},60000\n"
@@ -77,8 +78,7 @@ async def stop(office: Office) -> None:
 
 
 async def send(office: Office) -> None:
-    async with office.client.dispatcher():
-        await anyio.sleep(5)
+    await dispatch(office.client, 5)
     await settle(office.client)
 
 

@@ -27,14 +27,16 @@ from mobilemoney_async import (
 from mobilemoney_async.database.schema import METADATA
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.text import mask_phone_number
+from tests.payments.platform import platform_of
 from tests.payments.second_world import DAY, GRACE, Order, World, make_world
-from tests.payments.test_account_state import platform_of
+from tests.payments.service import on_asyncio
+from tests.payments.steps import approved, dispatch, settle
 from tests.payments.test_misbehaving_list import SPELLINGS
 from tests.support.databases import execute
 from tests.support.fakes import NOON
 from tests.support.second_service import ListBehaviour, error
 
-pytestmark = pytest.mark.slow  # each opens a store, pays and follows to a final state
+pytestmark = [pytest.mark.slow, pytest.mark.pairs]  # each opens a store, pays and follows to a final state
 
 NUMBER, OTHER, STAYS_OPEN = "+255780000789", "+255781234567", "+255780000129"
 NAME = "Juma Mwinyi"
@@ -45,11 +47,6 @@ async def shop(url: str, account: str = "shop-1") -> AsyncIterator[tuple[AsyncCl
     sandbox, store = Sandbox(), SQLStore(url, account, key="0123456789abcdef")
     async with sandbox.client(store=store) as client:
         yield client, store, sandbox
-
-
-async def settle(client: AsyncClient) -> None:
-    async with client.poller(resume=True) as poller:
-        _ = [outcome async for outcome in poller.outcomes()]
 
 
 async def pay(client: AsyncClient, number: str = NUMBER, key: str = "order-1", amount: int = 15_000) -> None:
@@ -66,9 +63,7 @@ def rows(url: str, table: str) -> list[Mapping[str, Any]]:
 
 
 def back_up(url: str, backup: str) -> None:
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"VACUUM INTO '{sa.make_url(backup).database}'"))
+    execute(url, f"VACUUM INTO '{sa.make_url(backup).database}'")
 
 
 async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -> None:
@@ -77,10 +72,8 @@ async def test_an_erased_recipient_is_still_the_same_one(sqlite_file_url: str) -
     limits = DisbursementLimits(per_recipient_a_day=100_000)
     file = f"phone_number,amount\n{NUMBER},90000\n"
     async with sandbox.client(store=store, disbursement_limits=limits) as client:
-        first = await client.payouts.propose(file, name="salaries", by="Asha")
-        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
-        async with client.dispatcher():
-            await anyio.sleep(5)
+        first = await approved(client, file)
+        await dispatch(client, 5)
         await settle(client)
         await store.erase(phone_number=NUMBER)
         with pytest.raises(LimitExceeded, match="10,000 TZS are left"):
@@ -136,7 +129,6 @@ async def test_a_row_that_is_erased_counts_once(sqlite_file_url: str) -> None:
             assert done.rows == {"mobilemoney_payment_records": 1, "mobilemoney_payment_history": 1}
 
 
-@pytest.mark.pairs
 async def test_a_number_goes_and_the_money_stays(store_url: str) -> None:
     """No table shows the number or the customer's name; amounts, keys, ids, states and times are as before."""
     async with shop(store_url) as (client, store, _):
@@ -288,6 +280,7 @@ async def test_a_restored_backup_is_erased_again(sqlite_file_url: str, tmp_path:
     restored.close()
 
 
+@on_asyncio
 async def test_an_open_payment_keeps_no_other_erasure_from_being_repeated(sqlite_file_url: str, tmp_path: Any) -> None:
     """Neither of its account, nor of those after it; the error names it, and the list may be repeated again."""
     backup = f"sqlite:///{tmp_path}/backup.db"
@@ -349,6 +342,7 @@ async def pay_and_settle(world: World, client: AsyncClient, key: str, number: st
 
 @pytest.mark.parametrize("hides", [True, False])
 @pytest.mark.parametrize(("spelling", "cause"), [(None, None), ("national", None), ("masked", PaymentCause.UNTIMED)])
+@on_asyncio
 async def test_an_erased_payment_is_evidence_as_before(
     sqlite_file_url: str, spelling: str | None, cause: PaymentCause | None, hides: bool
 ) -> None:
@@ -383,6 +377,7 @@ async def test_an_erased_payment_is_evidence_as_before(
 
 
 @pytest.mark.parametrize(("spelling", "twice"), [("national", {NUMBER}), ("masked", set[str]())])
+@on_asyncio
 async def test_an_erased_payment_is_paid_twice_only_by_its_own_number(
     sqlite_file_url: str, spelling: str, twice: set[str]
 ) -> None:
@@ -429,6 +424,7 @@ async def test_texts_of_the_service_that_name_the_customer_go(sqlite_file_url: s
 
 
 @pytest.mark.parametrize("days", [0, 32])
+@on_asyncio
 async def test_notes_of_transactions_without_a_payment_go(sqlite_file_url: str, days: int) -> None:
     """Of the number, also of one without payments, a month later, and where the list shows it after the note.
 

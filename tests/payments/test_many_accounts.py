@@ -3,15 +3,13 @@
 import gc
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
-import psycopg
 import pytest
-import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore
 from mobilemoney_async.database import change_watch, connections
@@ -21,28 +19,21 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
-from tests.payments.service import Outage, on_one
+from tests.payments.service import Outage, on_asyncio, on_one
+from tests.payments.steps import approved, dispatch, settle
+from tests.support.databases import execute
 from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
 ORDER: dict[str, Any] = {"phone_number": "+255681234567", "amount": 1000, "idempotency_key": "order-1"}
 
 
-def plain_url(url: str) -> str:
-    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
 async def sessions(url: str, condition: str) -> int:
     """Return how many sessions of a database fulfil a condition, beside the one that asks."""
-
-    def run() -> int:
-        others = "datname = current_database() AND pid <> pg_backend_pid()"
-        with closing(psycopg.connect(plain_url(url))) as connection:
-            query = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND {condition}"
-            (count,) = connection.execute(query).fetchone() or (0,)
-            return int(count)
-
-    return await anyio.to_thread.run_sync(run)
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND {condition}"
+    ((count,),) = await anyio.to_thread.run_sync(execute, url, query)
+    return int(count)
 
 
 @asynccontextmanager
@@ -84,12 +75,10 @@ async def test_a_batch_is_reviewed_with_payments_of_its_own_account(store_url: s
     """What another account has paid, approved and proposed is no duplicate, and no number that is known."""
     order = {"phone_number": ORDER["phone_number"], "amount": 1000}
     async with merchants(SQLStore(store_url), 2) as ((_, one), (_, other)):
-        paid, _ = [await one.payouts.propose([order], name="salaries", by="Asha") for _ in range(2)]
-        await one.payouts.approve(paid.id, by="Juma", digest=paid.digest)
-        async with one.dispatcher():
-            await anyio.sleep(5)
-        async with one.poller(resume=True) as poller:
-            assert len([outcome async for outcome in poller.outcomes()]) == 1
+        await one.payouts.propose([order], name="salaries", by="Asha")
+        await approved(one, [order])
+        await dispatch(one, 5)
+        await settle(one)
         again = await one.payouts.propose([order], name="salaries", by="Asha")
         assert not again.new_recipients and again.last_total and again.duplicates
         batch = await other.payouts.propose([order], name="salaries", by="Asha")
@@ -109,7 +98,6 @@ async def test_the_store_of_an_account_is_made_once(store_url: str) -> None:
             store.for_account(name)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 async def test_clients_of_an_account_share_its_locks_though_nobody_holds_its_store(store_url: str) -> None:
     """`store=platform.for_account(…)`, written for each client: creates under one key wait in line all the same."""
     platform = SQLStore(store_url, account="platform")
@@ -149,6 +137,7 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_a_store_that_is_away_is_said_once_for_all_accounts(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -21,7 +20,6 @@ import pytest
 
 from mobilemoney_async import (
     AsyncClient,
-    ConnectionFailed,
     InvalidCredentials,
     InvalidRequest,
     InvalidToken,
@@ -42,19 +40,16 @@ from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.store import account_store
 from tests.calls.test_surplus_answers import surplus
 from tests.contract import samples
+from tests.payments.hosts import token_of, utcnow
 from tests.payments.second_world import BOTH
 from tests.payments.service import on_asyncio
-from tests.support.fakes import NOON
+from tests.payments.steps import record_of
 from tests.support.second_service import BASE_URL, SecondService, error
 from tests.support.server import NeverAnswer, Request, Response, serve
 
 NUMBER = "+255681234567"
 PASSWORD = "correct-horse-battery"
 CALL = "tx-1"
-
-
-def utcnow() -> datetime:
-    return NOON + timedelta(seconds=anyio.current_time())
 
 
 @attrs.define(eq=False)
@@ -201,8 +196,7 @@ async def test_each_request_carries_its_own_accounts_token(store_url: str, platf
         async def shop(account: str) -> None:
             for number in range(2):
                 transaction_id = await pay(await merchants.client(account), f"{account}-{number}", amount=1000 + number)
-                record = await (await merchants.client(account)).payments.get(f"{account}-{number}")
-                assert record is not None
+                record = await record_of(await merchants.client(account), f"{account}-{number}")
                 assert record.transaction_id == transaction_id
 
         async with anyio.create_task_group() as tasks:
@@ -229,25 +223,17 @@ async def test_a_surplus_answer_never_reaches_another_account(
         tokens.append(request.header("authorization"))
         return await answer(request)
 
-    async def auth(account: str) -> str:
-        return f"token.of.{account}"
-
     async with (
         serve(handler) as server,
-        Merchants(server.base_url, store=SQLStore(sqlite_file_url), auth=auth, transport=way, max_open=2) as merchants,
+        Merchants(
+            server.base_url, store=SQLStore(sqlite_file_url), auth=token_of, transport=way, max_open=2
+        ) as merchants,
     ):
         for account in ("one", "two", "three"):
             found = await (await merchants.client(account)).transactions.get("tx-7")
             assert found.external_id != "the other merchant's"
         assert server.connections == 3
     assert tokens == [f"Bearer token.of.{account}" for account in ("one", "two", "three")]
-
-
-async def test_one_pool_for_all_accounts_is_refused(sqlite_file_url: str, platform: Platform) -> None:
-    """A transport of yours would carry the answers of all of them."""
-    async with httpx.AsyncHTTPTransport() as shared:
-        with pytest.raises(InvalidRequest, match="transport must be"):
-            Merchants(BASE_URL, store=SQLStore(sqlite_file_url), auth=platform.auth, transport=shared)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -262,6 +248,7 @@ async def test_one_pool_for_all_accounts_is_refused(sqlite_file_url: str, platfo
         {"deadline": -1},
         {"retry": 3},
         {"transport": "httpx"},
+        {"transport": httpx.MockTransport(lambda request: httpx.Response(200))},  # it would carry all accounts' answers
         {"on_event": 7},
         {"on_event": anyio.sleep},
     ],
@@ -499,14 +486,11 @@ async def test_payments_in_flight_when_all_is_closed_are_recorded(store_url: str
     async def handler(request: Request) -> NeverAnswer | Response:
         return NeverAnswer()
 
-    async def auth(account: str) -> str:
-        return f"token.of.{account}"
-
     failures: list[MobileMoneyError] = []
     store = SQLStore(store_url)
     async with serve(handler) as server:
         async with anyio.create_task_group() as tasks:
-            async with Merchants(server.base_url, store=store, auth=auth, utcnow=utcnow) as merchants:
+            async with Merchants(server.base_url, store=store, auth=token_of, utcnow=utcnow) as merchants:
 
                 async def shop(account: str) -> None:
                     client = await merchants.client(account)
@@ -520,10 +504,9 @@ async def test_payments_in_flight_when_all_is_closed_are_recorded(store_url: str
                 while len(server.requests) < 5:
                     await anyio.sleep(0.1)
         assert [type(each) for each in failures] == [OutcomeUnknown] * 5
-        async with Merchants(server.base_url, store=store, auth=auth, utcnow=utcnow) as merchants:
+        async with Merchants(server.base_url, store=store, auth=token_of, utcnow=utcnow) as merchants:
             for account in shops(5):
-                record = await (await merchants.client(account)).payments.get("order-1")
-                assert record is not None
+                record = await record_of(await merchants.client(account), "order-1")
                 assert record.state is PaymentState.UNKNOWN
 
 
@@ -707,7 +690,7 @@ async def test_credentials_that_made_no_payment_are_not_the_merchants(sqlite_fil
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("secret", ["token.of.shop-1", LoginAuth("shop-1@example.com", PASSWORD)])
 async def test_with_another_merchants_secret_nothing_is_asked(
-    store_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, secret: Any
+    sqlite_file_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, secret: Any
 ) -> None:
     """One lookup shows it, and once a minute the log says so; a poller goes on once the vault answers otherwise."""
     platform.open("shop-0", "shop-1")
@@ -717,7 +700,7 @@ async def test_with_another_merchants_secret_nothing_is_asked(
     async def note(token: str) -> None:
         asked.append(token)
 
-    async with platform.merchants(store_url) as merchants:
+    async with platform.merchants(sqlite_file_url) as merchants:
         client = await merchants.client("shop-0")
         number = await pay(client)
         async with client.poller(resume=True) as poller:
@@ -951,17 +934,3 @@ async def test_an_account_that_misbehaves_costs_the_others_nothing(
         tasks.cancel_scope.cancel()
     assert len(took) == 60
     assert max(took) < 1
-
-
-async def test_a_dead_host_of_one_account_is_its_own(sqlite_file_url: str, platform: Platform) -> None:
-    """Its calls fail as those of any client do."""
-    platform.open("shop-0")
-
-    async def misbehave(token: str) -> None:
-        raise httpx.ConnectError("refused")
-
-    platform.answer_first = misbehave
-    async with platform.merchants(sqlite_file_url) as merchants:
-        with pytest.raises(ConnectionFailed) as caught:
-            await pay(await merchants.client("shop-0"))
-        assert caught.value.outcome == "not_sent"

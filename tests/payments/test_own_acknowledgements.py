@@ -19,7 +19,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number, refuse
 from tests.payments.service import Outage
-from tests.payments.test_turned_payouts import settle
+from tests.payments.steps import settle
 from tests.support.second_service import ListBehaviour, error
 
 pytestmark = pytest.mark.pairs

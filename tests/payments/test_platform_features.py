@@ -10,7 +10,8 @@ import pytest
 from mobilemoney_async import InvalidRequest, OutcomeUnknown, PaymentState, StoreError, TransactionNotFound
 from mobilemoney_async.callbacks import CallbackReceiver
 from mobilemoney_async.sandbox import faults
-from tests.payments.platform import NUMBER, PAYS, STAYS_OPEN, Platform, settle
+from tests.payments.platform import NUMBER, PAYS, STAYS_OPEN, Platform
+from tests.payments.steps import dispatch, settle
 
 pytestmark = pytest.mark.pairs
 
@@ -45,8 +46,7 @@ async def test_a_batch_is_of_its_account(platform: Platform) -> None:
         await two.payouts.approve(second.id, by="Juma", digest=second.digest)
         assert [each.id for each in await one.payouts.list()] == [first.id]
         for client in (one, two):
-            async with client.dispatcher():
-                await anyio.sleep(5)
+            await dispatch(client, 5)
     assert platform.paid == sorted([(NUMBER, "50000"), (PAYS, "60000")] * 2)
 
 

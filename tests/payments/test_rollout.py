@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import anyio
 import pytest
@@ -11,12 +10,8 @@ from anyio.abc import TaskGroup
 
 from mobilemoney_async import PaymentState
 from mobilemoney_async.merchants.worker import Worker
-from tests.payments.test_worker import Platform, enqueue, pay, shops
-
-
-@pytest.fixture
-def platform(sqlite_file_url: str) -> Platform:
-    return Platform(sqlite_file_url)
+from tests.payments.hosts import Platform, enqueue, pay, shops, until
+from tests.payments.service import on_asyncio
 
 
 class Host:
@@ -48,13 +43,8 @@ class Host:
         return set() if self.worker is None else {*self.worker.accounts}
 
 
-async def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    with anyio.fail_after(seconds):
-        while not is_so():
-            await anyio.sleep(0.5)
-
-
 @pytest.mark.slow
+@on_asyncio
 async def test_two_hosts_restart_one_after_the_other(platform: Platform) -> None:
     """Each account is served by one host at a time, by the other within seconds, and every payment is made once."""
     accounts = shops(8)
@@ -67,7 +57,9 @@ async def test_two_hosts_restart_one_after_the_other(platform: Platform) -> None
         for number, (host, other) in enumerate([(one, two), (two, one)]):
             await enqueue(shop, accounts, f"queued-{number}", amount=2000 + number)
             await host.stop()
-            await until(lambda: other.accounts == {*accounts}, 15)  # noqa: B023 (awaited here)
+            asked = len(platform.asked)
+            await until(lambda: other.accounts == {*accounts}, 6)  # noqa: B023 (awaited here)
+            assert len({name for _, name, _ in platform.asked[asked:]}) <= 1
             host.start()
             await until(lambda: len(one.accounts) == len(two.accounts) == 4)
             assert not one.accounts & two.accounts

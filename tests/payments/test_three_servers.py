@@ -1,8 +1,7 @@
 """Accounts in three databases, on three PostgreSQL servers of which one is killed."""
 
 import logging
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 
 from mobilemoney_async import AsyncClient, Merchants, SQLStore, StoreError
 from mobilemoney_async.database.connections import THREADS
+from tests.payments.hosts import token_of
+from tests.payments.service import on_asyncio
 from tests.support.databases import Postgres, postgres
 from tests.support.patience import PATIENCE
 from tests.support.second_service import BASE_URL, SecondService
@@ -33,8 +34,16 @@ async def pay(client: AsyncClient, key: str) -> str:
     return made.transaction_id
 
 
+def options_of(service: SecondService, stores: Mapping[str, SQLStore]) -> dict[str, Any]:
+    async def store_of(account: str) -> SQLStore:
+        return stores[account]
+
+    return {"store": store_of, "auth": token_of, "transport": lambda account: service}
+
+
 @pytest.mark.real_time
 @pytest.mark.soak
+@on_asyncio
 async def test_one_killed_server_concerns_its_own_accounts(
     servers: list[Postgres], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -43,21 +52,8 @@ async def test_one_killed_server_concerns_its_own_accounts(
         utcnow=lambda: datetime.now(UTC), merchants={f"token.of.{account}": account for account in ACCOUNTS}
     )
     stores = [SQLStore(server.new_database()) for server in servers]
-
-    def place(account: str) -> int:
-        return zlib.crc32(account.encode()) % len(stores)
-
-    async def store_of(account: str) -> SQLStore:
-        return stores[place(account)]
-
-    async def auth(account: str) -> str:
-        return f"token.of.{account}"
-
-    lost = [account for account in ACCOUNTS if place(account) == 0]
-    others = [account for account in ACCOUNTS if place(account) != 0]
-    assert len({place(account) for account in others}) == 2
-    assert lost
-    options: dict[str, Any] = {"store": store_of, "auth": auth, "transport": lambda account: service}
+    lost, others = ACCOUNTS[::3], [account for place, account in enumerate(ACCOUNTS) if place % 3]
+    options = options_of(service, {account: stores[place % 3] for place, account in enumerate(ACCOUNTS)})
     with anyio.fail_after(PATIENCE):
         async with Merchants(BASE_URL, **options) as merchants, AsyncExitStack() as stack:
             clients = {account: await merchants.client(account) for account in ACCOUNTS}
@@ -93,19 +89,12 @@ async def test_one_killed_server_concerns_its_own_accounts(
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.stops
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_server_that_does_not_answer_takes_no_threads_from_the_others(servers: list[Postgres]) -> None:
     """While more payments than there are threads wait for it, the accounts of another server pay."""
     service = SecondService(utcnow=lambda: datetime.now(UTC), merchants={"token.of.a": "a", "token.of.b": "b"})
     stores = {name: SQLStore(server.new_database()) for name, server in zip("ab", servers, strict=False)}
-
-    async def store_of(account: str) -> SQLStore:
-        return stores[account]
-
-    async def auth(account: str) -> str:
-        return f"token.of.{account}"
-
-    options: dict[str, Any] = {"store": store_of, "auth": auth, "transport": lambda account: service}
-    async with Merchants(BASE_URL, **options) as merchants, anyio.create_task_group() as tasks:
+    async with Merchants(BASE_URL, **options_of(service, stores)) as merchants, anyio.create_task_group() as tasks:
         first, second = await merchants.client("a"), await merchants.client("b")
 
         async def try_to_read() -> None:

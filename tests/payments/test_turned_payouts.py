@@ -9,16 +9,11 @@ from mobilemoney_async import AsyncClient, DuplicateSuspected, IdempotencyConfli
 from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import BOTH, GRACE, MINUTE, Order, World, make_world, number
-from tests.payments.service import Outage
-from tests.support.second_service import ListBehaviour, error
+from tests.payments.service import Outage, on_asyncio
+from tests.payments.steps import approved, dispatch, settle
+from tests.support.second_service import ListBehaviour, SecondService, error
 
 pytestmark = pytest.mark.anyio
-
-
-async def settle(client: AsyncClient) -> None:
-    async with client.poller(resume=True, timeout=600) as poller:
-        async for _ in poller.outcomes():
-            pass
 
 
 async def fail(world: World, client: AsyncClient, *keys: str) -> None:
@@ -32,10 +27,8 @@ async def fail(world: World, client: AsyncClient, *keys: str) -> None:
 
 async def fail_batch(world: World, client: AsyncClient) -> PayoutBatch:
     """Let the payout of a batch fail, and return the batch."""
-    batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
-    await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-    async with client.dispatcher():
-        await anyio.sleep(3)
+    batch = await approved(client, [{"phone_number": number(1), "amount": 5000}])
+    await dispatch(client, 3)
     world.service.finish(world.service.payments[0], "FAILED")
     await settle(client)
     return batch
@@ -60,6 +53,16 @@ async def turn(world: World, client: AsyncClient) -> None:
 async def stopped_by(world: World, client: AsyncClient, key: str) -> Any:
     answer = await world.attempt(client, Order(key, "disbursements", number(1)))
     return answer.other_key if isinstance(answer, DuplicateSuspected) else answer
+
+
+def limit_once(service: SecondService) -> None:
+    """Let the service reject the next create for the rate limit."""
+
+    def limit(*_: Any) -> Any:
+        service.answer_create, service.makes = (lambda *_: None), True
+        return error(429, "RATE_LIMIT_EXCEEDED", retry_after=2)
+
+    service.answer_create, service.makes = limit, False
 
 
 async def test_whoever_looks_at_a_line_that_has_turned_is_told(sqlite_file_url: str) -> None:
@@ -91,6 +94,7 @@ async def test_one_that_turns_beside_an_unknown_one_stops_that_too(store_url: st
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_each_of_two_that_turn_has_to_be_decided(sqlite_file_url: str) -> None:
     world = make_world(sqlite_file_url)
     async with world.client() as client:
@@ -108,6 +112,7 @@ async def test_each_of_two_that_turn_has_to_be_decided(sqlite_file_url: str) -> 
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_one_whose_number_was_erased_stops_others_too(sqlite_file_url: str) -> None:
     world = make_world(sqlite_file_url)
     async with world.client() as client:
@@ -119,6 +124,7 @@ async def test_one_whose_number_was_erased_stops_others_too(sqlite_file_url: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decides", [False, True])
+@on_asyncio
 async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_paid(
     sqlite_file_url: str, decides: bool
 ) -> None:
@@ -128,11 +134,8 @@ async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_pai
     async with world.client() as client, world.client() as other:
         await retry_failed(world, client)
 
-        def limit(*_: Any) -> Any:
-            service.answer_create, service.makes = (lambda *_: None), True
-            return error(429, "RATE_LIMIT_EXCEEDED", retry_after=2)
-
-        service.answer_create, service.makes, service.answer_after = limit, False, 3.0
+        limit_once(service)
+        service.answer_after = 3.0
         async with client.dispatcher():
             await anyio.sleep(1.5)
             await turn(world, other)
@@ -147,6 +150,7 @@ async def test_a_retry_that_comes_back_unsent_is_not_sent_once_the_first_was_pai
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_on_its_way", [False, True])
+@on_asyncio
 async def test_a_retry_is_not_sent_once_the_first_is_acknowledged_after_all(
     sqlite_file_url: str, is_on_its_way: bool
 ) -> None:
@@ -157,8 +161,7 @@ async def test_a_retry_is_not_sent_once_the_first_is_acknowledged_after_all(
     async with world.client(store=store) as client, world.client() as other:
         await world.pay(client, [Order("before", "disbursements", number(500), 900)])
         await anyio.sleep(MINUTE)
-        batch = await client.payouts.propose([{"phone_number": number(1), "amount": 5000}], name="x", by="Asha")
-        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        batch = await approved(client, [{"phone_number": number(1), "amount": 5000}])
         service.answer_after = 3.0
         async with client.dispatcher():
             await anyio.sleep(2)
@@ -171,21 +174,16 @@ async def test_a_retry_is_not_sent_once_the_first_is_acknowledged_after_all(
         retry = await other.payouts.retry(batch.id, by="Asha")
         await other.payouts.approve(retry.id, by="Juma", digest=retry.digest)
 
-        def limit(*_: Any) -> Any:
-            service.answer_create, service.makes = (lambda *_: None), True
-            return error(429, "RATE_LIMIT_EXCEEDED", retry_after=2)
-
         outage.away = False
         if is_on_its_way:
-            service.answer_create, service.makes = limit, False
+            limit_once(service)
             async with other.dispatcher():
                 await anyio.sleep(1.5)
                 await client.payments.reconcile()
                 await anyio.sleep(20)
         else:
             await client.payments.reconcile()
-            async with other.dispatcher():
-                await anyio.sleep(20)
+            await dispatch(other, 20)
         states = {
             record.state: record.transaction_id for record in await other.payments.list() if record.key != "before"
         }
@@ -195,10 +193,10 @@ async def test_a_retry_is_not_sent_once_the_first_is_acknowledged_after_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["withdrawn", "refused", "refused and queued"])
-@BOTH
-async def test_a_retry_is_never_sent_once_the_first_was_paid(store_url: str, way: str) -> None:
+@on_asyncio
+async def test_a_retry_is_never_sent_once_the_first_was_paid(sqlite_file_url: str, way: str) -> None:
     """Whatever state the retry was in: its key is refused, the dispatcher takes it out, and the line says why."""
-    world = make_world(store_url)
+    world = make_world(sqlite_file_url)
     service = world.service
     async with world.client() as client:
         batch, retry = await retry_failed(world, client)
@@ -209,8 +207,7 @@ async def test_a_retry_is_never_sent_once_the_first_was_paid(store_url: str, way
             await client.payments.cancel(key, note="Asha", reusable=True)
         else:
             service.answer_create, service.makes = (lambda *_: error(400, "SOME_LIMIT")), False
-            async with client.dispatcher():
-                await anyio.sleep(3)
+            await dispatch(client, 3)
             service.answer_create, service.makes = (lambda *_: None), True
             await world.pay(client, [Order("beside", "disbursements", number(500), 900)])
             await anyio.sleep(2 * GRACE)
@@ -222,8 +219,7 @@ async def test_a_retry_is_never_sent_once_the_first_was_paid(store_url: str, way
             await client.disbursements.create(**order)
         await client.payments.enqueue(type="disbursement", **order)
         await client.payments.enqueue(type="collection", phone_number=number(2), amount=700, idempotency_key="next")
-        async with client.dispatcher():
-            await anyio.sleep(MINUTE)
+        await dispatch(client, MINUTE)
         state = PaymentState.CANCELLED if way == "withdrawn" else PaymentState.REFUSED
         (record, line) = await world.get(client, key), (await client.payouts.report(batch.id))[0]
         assert (record.state, line.state) == (state, "SUCCESS")

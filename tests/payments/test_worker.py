@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import attrs
 import httpx
 import pytest
 import sqlalchemy as sa
@@ -37,79 +36,17 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.leases import TaskLease
 from mobilemoney_async.database.schema import METADATA, account_claims, accounts, hosts, leases, payments
 from mobilemoney_async.merchants.claims import TTL, Claim, Claims
-from mobilemoney_async.merchants.worker import Worker, save_failures
+from mobilemoney_async.merchants.worker import save_failures
 from mobilemoney_async.payments.records.due import DueWork
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
+from tests.payments.hosts import NUMBER, Platform, enqueue, pay, shops, utcnow
 from tests.payments.service import on_asyncio
+from tests.payments.steps import dispatch, record_of
 from tests.support.databases import execute, sqlite_url
 from tests.support.fakes import NOON
-from tests.support.second_service import BASE_URL, SecondService, dropped
+from tests.support.second_service import BASE_URL, dropped
 from tests.support.server import Request, Response, serve
-
-NUMBER = "+255681234567"
-
-
-def utcnow() -> Any:
-    return NOON + timedelta(seconds=anyio.current_time())
-
-
-def shops(count: int) -> list[str]:
-    return [f"shop-{number:02}" for number in range(count)]
-
-
-@attrs.define(eq=False)
-class Line(httpx.AsyncBaseTransport):
-    """Way of one account of one host to the service."""
-
-    platform: Platform
-    host: str
-    account: str
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.platform.asked.append((anyio.current_time(), self.host, self.account))
-        if self.platform.answer_first is not None:
-            answer = await self.platform.answer_first(self.account)
-            if answer is not None:
-                return answer
-        return await self.platform.service.handle_async_request(request)
-
-
-@attrs.define(eq=False)
-class Platform:
-    """Platform of several hosts, each with a store of its own over one database, in one process.
-
-    Attributes:
-        asked: The requests that came to the service: when, from which host, of which account.
-    """
-
-    url: str
-    service: SecondService = attrs.field(factory=lambda: SecondService(utcnow=utcnow))
-    asked: list[tuple[float, str, str]] = attrs.field(factory=list)
-    answer_first: Callable[[str], Awaitable[httpx.Response | None]] | None = None
-    stores: dict[str, SQLStore] = attrs.field(factory=dict)
-
-    @asynccontextmanager
-    async def merchants(self, host: str = "one", **options: Any) -> AsyncIterator[Merchants]:
-        async def auth(account: str) -> str:
-            self.service.merchants[f"token.of.{account}"] = account
-            return f"token.of.{account}"
-
-        self.stores[host] = store = SQLStore(self.url, grace=5)
-        base_url = options.pop("base_url", BASE_URL)
-        given = {"auth": auth, "transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
-        async with Merchants(base_url, **{"store": store, **given}) as merchants:
-            yield merchants
-
-    @asynccontextmanager
-    async def host(self, name: str) -> AsyncIterator[Worker]:
-        async with self.merchants(name) as merchants, merchants.worker() as worker:
-            yield worker
-
-    def hosts_of(self, account: str) -> list[str]:
-        """Return the hosts that asked for an account, in order, without repetitions in a row."""
-        hosts = [host for _, host, whose in self.asked if whose == account and host != "shop"]
-        return [each for each, before in zip(hosts, [None, *hosts], strict=False) if each != before]
 
 
 class Away:
@@ -126,31 +63,11 @@ class Away:
         monkeypatch.setattr(Database, "_run", run)
 
 
-@pytest.fixture
-def platform(sqlite_file_url: str) -> Platform:
-    return Platform(sqlite_file_url)
-
-
-async def pay(merchants: Merchants, accounts: Iterable[str], key: str = "order-1") -> None:
-    """Make a payment in each account, which stays pending."""
-    for account in accounts:
-        client = await merchants.client(account)
-        await client.collections.create(
-            phone_number=NUMBER, amount=1000, idempotency_key=key, extra={"order": f"{account}-{key}"}
-        )
-
-
-async def enqueue(merchants: Merchants, accounts: Iterable[str], key: str = "queued-1", **changes: Any) -> None:
-    for account in accounts:
-        client = await merchants.client(account)
-        given = {"type": "collection", "phone_number": NUMBER, "amount": 2000, "extra": {"order": f"{account}-{key}"}}
-        await client.payments.enqueue(idempotency_key=key, **{**given, **changes})
-
-
 # What a worker does
 
 
 @pytest.mark.costly("runs lines of merchants/worker.py, payments/outbox/dispatcher.py that no quick test runs")
+@on_asyncio
 async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None:
     """In every account with something to do, which nobody has to name; and it sends nothing once all is done."""
 
@@ -187,6 +104,7 @@ async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None
 
 
 @pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
+@on_asyncio
 async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform: Platform) -> None:
     """Nothing else is to be done in the account, but its host waits: given up, it would have an unknown result."""
 
@@ -198,28 +116,9 @@ async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform:
         await enqueue(merchants, ["queued"])
         async with platform.host("one"):
             await anyio.sleep(35)
-        record = await (await merchants.client("queued")).payments.get("queued-1")
-    assert record is not None
+        record = await record_of(await merchants.client("queued"), "queued-1")
     assert record.state is PaymentState.ACKNOWLEDGED
     assert "unknown" not in {each.what for each in record.history}
-
-
-@pytest.mark.slow
-async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(platform: Platform) -> None:
-    """A host that shuts down gives its accounts back, and never two hosts ask for one at the same time."""
-    accounts = shops(6)
-    async with platform.merchants("shop") as merchants, platform.host("two") as two:
-        await pay(merchants, accounts)
-        async with platform.host("one") as one:
-            await anyio.sleep(20)
-            assert sorted([*one.accounts, *two.accounts]) == accounts
-            assert len(one.accounts) == 3
-            left, at = set(one.accounts), anyio.current_time()
-        platform.asked.clear()
-        await anyio.sleep(6)
-        assert two.accounts == set(accounts)
-    assert {host for _, host, _ in platform.asked} == {"two"}
-    assert left <= {account for when, _, account in platform.asked if when < at + 5}
 
 
 @pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
@@ -302,6 +201,7 @@ async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> N
         ("http://127.0.0.1:8000/v1", "http://localhost:9000/v1", ["https://localhost/v1", "https://a.example/v1"]),
     ],
 )
+@pytest.mark.pairs
 async def test_a_worker_for_another_service_is_refused_before_it_takes_anything(
     store_url: str, serves: str, same: str, others: Iterable[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,6 +225,7 @@ async def test_a_worker_for_another_service_is_refused_before_it_takes_anything(
 
 
 @pytest.mark.costly("runs lines of polling/requests.py, merchants/worker.py that no quick test runs")
+@on_asyncio
 async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,6 +251,7 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_a_host_alone_names_no_other_one(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,6 +271,7 @@ async def test_a_host_alone_names_no_other_one(
 
 
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
+@on_asyncio
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
     """Its service is down, and dozens of its payments are queued and pending."""
 
@@ -392,6 +295,7 @@ async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["auth", "store"])
+@on_asyncio
 async def test_accounts_whose_vault_hangs_do_not_keep_others_from_being_started(platform: Platform, what: str) -> None:
     """A few are started at once: one that waits for its secret, or for its store, is not among them."""
     stores = SQLStore(platform.url, grace=5)
@@ -431,8 +335,7 @@ async def test_a_dispatcher_goes_on_whose_lease_could_not_be_given_back(
         client = ClientOwner(await merchants.client("shop")).claimed(Claim("shop", "host", math.inf, DueWork.DISPATCH))
         for number in (1, 2):
             await enqueue(merchants, ["shop"], f"queued-{number}", amount=1000 * number)
-            async with client.dispatcher():
-                await anyio.sleep(5)
+            await dispatch(client, 5)
             assert len(platform.service.payments) == number
 
 
@@ -458,8 +361,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         async with ClientOwner(client).claimed(claim).dispatcher():
             await anyio.sleep(10)
         assert checks > 2
-        record = await client.payments.get("queued-1")
-        assert record is not None
+        record = await record_of(client, "queued-1")
         assert (record.state, record.not_before) == (PaymentState.QUEUED, None)
         async with ClientOwner(client).claimed(Claim("shop", "other", math.inf, DueWork.DISPATCH)).dispatcher():
             await anyio.sleep(3)
@@ -467,29 +369,41 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
 
 
 @pytest.mark.costly("runs lines of merchants/worker.py, payments/outbox/dispatcher.py that no quick test runs")
-async def test_a_part_that_fails_is_tried_again(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("owner", "error", "said"),
+    [
+        (Merchants, RuntimeError("a bug"), "account 'shop-00' cannot be served"),
+        (AsyncClient, StoreError("full", outcome="not_sent"), "the worker goes on later: full"),
+        (AsyncClient, RuntimeError("a bug"), "'shop-00': DISPATCH fails, and is tried again after 5 s: a bug"),
+    ],
+)
+@on_asyncio
+async def test_what_fails_in_one_account_is_tried_again(
+    platform: Platform, caplog: pytest.LogCaptureFixture, owner: type, error: Exception, said: str
 ) -> None:
-    """Whatever it raises: the other accounts go on, and the log names the account."""
-    plain, failures = AsyncClient.dispatcher, [RuntimeError("a bug"), StoreError("full", outcome="not_sent")]
+    """Its claim stays, so that no other host tries at once; the other accounts go on, and the log names the account."""
+    method, left = "client" if owner is Merchants else "dispatcher", [error]
+    plain = getattr(owner, method)
 
-    def dispatcher(client: AsyncClient, **options: Any) -> Any:
-        if failures and client._store is not None and client._store.account_store.account == "shop-00":
-            raise failures.pop()
-        return plain(client, **options)
+    def fail_first(self: Any, *arguments: Any, **options: Any) -> Any:
+        account = arguments[0] if arguments else self._store.account_store.account
+        if left and account == "shop-00" and self is not merchants:
+            raise left.pop()
+        return plain(self, *arguments, **options)
 
-    monkeypatch.setattr(AsyncClient, "dispatcher", dispatcher)
     async with platform.merchants("shop") as merchants, platform.host("one"):
-        await enqueue(merchants, shops(2))
-        await anyio.sleep(5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, method, fail_first)
+            await enqueue(merchants, shops(2))
+            await anyio.sleep(5)
         assert {each.merchant_id for each in platform.service.payments} == {"shop-01"}
-        await anyio.sleep(20)
+        await anyio.sleep(60 if owner is Merchants else 20)
         assert {each.merchant_id for each in platform.service.payments} == set(shops(2))
-    assert "the worker goes on later: full" in caplog.text
-    assert "account 'shop-00': DISPATCH fails, and is tried again after 10 s: a bug" in caplog.text
+    assert said in caplog.text
 
 
 @pytest.mark.costly("runs lines of merchants/worker.py, merchants/claims.py that no quick test runs")
+@on_asyncio
 async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
     """What is queued next waits for `resume`, too."""
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
@@ -513,30 +427,8 @@ async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
         assert len(platform.service.payments) == 1
 
 
-@pytest.mark.costly("runs lines of merchants/worker.py that no quick test runs")
-async def test_an_account_that_cannot_be_opened_is_kept_for_later(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its claim stays, so that no other host tries at once, and the others go on."""
-    plain, failures = Merchants.client, [RuntimeError("a bug")]
-
-    async def client(merchants: Merchants, account: str) -> AsyncClient:
-        if failures and account == "shop-00" and merchants is working:
-            raise failures.pop()
-        return await plain(merchants, account)
-
-    monkeypatch.setattr(Merchants, "client", client)
-    async with platform.merchants("shop") as merchants, platform.merchants("one") as working:
-        await enqueue(merchants, shops(2))
-        async with working.worker():
-            await anyio.sleep(10)
-            assert {each.merchant_id for each in platform.service.payments} == {"shop-01"}
-            await anyio.sleep(60)
-            assert {each.merchant_id for each in platform.service.payments} == set(shops(2))
-    assert "account 'shop-00' cannot be served" in caplog.text
-
-
 @pytest.mark.slow
+@on_asyncio
 async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
     """`max_open` is for those of the program's own calls."""
     async with platform.merchants("one", max_open=1) as merchants:
@@ -550,20 +442,7 @@ async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, capl
 
 
 @pytest.mark.slow
-async def test_one_process_serves_several_databases_with_a_worker_for_each(tmp_path: Path) -> None:
-    """The accounts of each are served from it alone."""
-    platforms = [Platform(sqlite_url(tmp_path)) for _ in range(2)]
-    async with AsyncExitStack() as stack:
-        for platform in platforms:
-            merchants = await stack.enter_async_context(platform.merchants())
-            await enqueue(merchants, [f"shop-{platforms.index(platform)}"])
-            await stack.enter_async_context(merchants.worker())
-        await anyio.sleep(8)
-    assert [{account for _, _, account in each.asked} for each in platforms] == [{"shop-0"}, {"shop-1"}]
-    assert [len(each.service.payments) for each in platforms] == [1, 1]
-
-
-@pytest.mark.slow
+@on_asyncio
 async def test_a_worker_follows_for_other_processes(platform: Platform) -> None:
     """A program that waits for a payment gets its result from the worker's requests."""
     async with platform.merchants("shop") as merchants, platform.host("one"):
@@ -580,6 +459,7 @@ async def test_a_worker_follows_for_other_processes(platform: Platform) -> None:
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_own(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +484,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_a_host_serves_several_databases_with_a_worker_for_each(
     platform: Platform, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -627,8 +508,7 @@ async def test_a_host_serves_several_databases_with_a_worker_for_each(
             await anyio.sleep(60)
         assert len(platform.service.payments) == 2
         for account in ("shop-01", "shop-02"):
-            record = await (await one.client(account)).payments.get("queued-1")
-            assert record is not None
+            record = await record_of(await one.client(account), "queued-1")
             assert record.status == "SUCCESS"
         (status,) = [each async for each in one.overview(store=stores[0])]
         assert (status.account, status.queued) == ("shop-11", 1)
@@ -694,23 +574,6 @@ async def test_a_host_that_takes_no_accounts_counts_in_nobodys_share(store_url: 
     await renew(one, most=0)
     await renew(two)
     assert (sorted(one.held), sorted(two.held)) == (shops(1), shops(6)[1:])
-
-
-@pytest.mark.slow
-async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store_url: str) -> None:
-    """A few at a time, and none while many wait: an account that was given back has no host until another starts it."""
-    await with_work(store_url, 130)
-    one, two = claims_of(store_url), claims_of(store_url)
-    for _ in range(3):
-        await renew(one)
-    assert len(one.held) == 130
-    await renew(two)
-    assert (await renew(one)).surplus == 10
-    given = shops(130)[:50]
-    assert (await renew(one, given_back=given[:49])).surplus == 10
-    assert (await renew(one, given_back=given[49:])).surplus == 0
-    assert len((await renew(two, most=5)).new) == 5
-    assert (await renew(one)).surplus == 10
 
 
 async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_file_url: str) -> None:
@@ -846,14 +709,14 @@ async def test_a_locked_row_concerns_its_own_account(postgres_url: str, monkeypa
             await renew(each)
         assert sorted(claims.held) == shops(2)
         tables = [each for each in METADATA.tables.values() if each.primary_key]
-        rows = [
-            (table, dict(row._mapping))
+        rows = {  # one of each name, such as that of a lease, in each table
+            (table.name, getattr(row, "name", "")): (table, dict(row._mapping))
             for table in tables
             for row in execute(postgres_url, sa.select(*table.primary_key))
             if getattr(row, "account", "") != "shop-01"
-        ]
-        assert {table.name for table, _ in rows} > {"mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_accounts"}
-        for table, key in rows:
+        }
+        assert {name for name, _ in rows} > {"mobilemoney_leases", "mobilemoney_budgets", "mobilemoney_accounts"}
+        for table, key in rows.values():
             with locked(postgres_url, table, key):
                 for each in (claims, other):
                     renewal = await renew(each)
@@ -965,8 +828,7 @@ async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
         with pytest.raises(StoreError):
             await lost.transactions.get("t-000001")
         assert len(platform.asked) == asked
-        record = await client.payments.get("order-2")
-        assert record is not None
+        record = await record_of(client, "order-2")
         assert record.state is PaymentState.NOT_SENT
         await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
     assert len(platform.service.payments) == 2
@@ -1003,7 +865,6 @@ async def test_a_claim_that_ends_while_the_connection_is_made_stops_the_request(
         with pytest.raises(MobileMoneyError) as caught:
             await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-1")
         assert caught.value.outcome == "not_sent"
-        record = await client.payments.get("order-1")
-        assert record is not None
+        record = await record_of(client, "order-1")
         assert record.state is PaymentState.NOT_SENT
         assert not any(request.complete for request in server.requests)

@@ -20,11 +20,11 @@ import anyio.to_thread
 import attrs
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from mobilemoney_async import SQLStore
 from tests.payments.nursery import nursery
 from tests.payments.worker_process import Job
+from tests.support.databases import dsn
 from tests.support.patience import until
 from tests.support.scale import soak
 from tests.support.second_service import Payment, SecondService
@@ -105,14 +105,10 @@ class Service:
         return {account for account, sent in self.asked.items() if sent[-1].pid == pid}
 
 
-def plain(url: str) -> str:
-    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
 def queue(url: str, accounts: list[str]) -> int:
     """Queue a payment in each account, and more in every tenth; return how many these are."""
     store, count = SQLStore(url), 0
-    with closing(psycopg.connect(plain(url))) as connection:
+    with closing(psycopg.connect(dsn(url))) as connection:
         for number, account in enumerate(accounts):
             for each in range(5 if number % 10 == 0 else 1):
                 key = f"{account}-{each}"
@@ -151,7 +147,7 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
     accounts = [f"shop-{number:04}" for number in range(ACCOUNTS)]
     expected = queue(postgres_url, accounts)
     service = Service()
-    with closing(psycopg.connect(plain(postgres_url), autocommit=True)) as claims:
+    with closing(psycopg.connect(dsn(postgres_url), autocommit=True)) as claims:
         claims.execute(NOTE_HOSTS)
         async with (
             serve(service.handle) as server,
@@ -162,16 +158,11 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
             await until(lambda: len(service.payments) == expected and service.is_calm())
             await anyio.sleep(LONG)  # real time: the length of the run
             killed, stopped, *_ = sorted(hosts.alive)
-            lost, frozen = service.held_by(killed), service.held_by(stopped)
-            assert lost
-            assert frozen
+            assert service.held_by(killed) and service.held_by(stopped)
             hosts.kill(killed)
             os.kill(stopped, signal.SIGSTOP)
-            # The new hosts look at all of them. How soon depends on the machine.
-            killed_at = time.time()  # real time: it is printed, and decides nothing
+            # The new hosts look at all of them.
             await until(lambda: not service.held_by(killed) and not service.held_by(stopped))
-            longest = unserved(claims, killed_at, sorted(lost | frozen))
-            print(f"{len(accounts)} accounts on {HOSTS} hosts, one killed: without one for {longest:.1f} s at most")
             await anyio.sleep(12)  # real time: until the stopped one's claims have run out for itself too
             os.kill(stopped, signal.SIGCONT)
             await until(lambda: len(service.held_by(stopped)) > 0)
@@ -184,14 +175,6 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
         for (first, begin), (last, end) in itertools.combinations(enumerate(sorted(asked)), 2):
             seconds = end.at - begin.at
             assert last - first + 1 <= (min(60, 12 + seconds) if seconds < 60 else 12 + seconds), asked
-
-
-def unserved(connection: psycopg.Connection[Any], since: float, accounts: list[str]) -> float:
-    """Return the longest time from a moment, when some accounts lost their host, to the next host of one of them."""
-    query = (
-        "SELECT account, min(at) FROM hosts WHERE host IS NOT NULL AND at > %s AND account = ANY(%s) GROUP BY account"
-    )
-    return max(float(at) - since for _, at in connection.execute(query, [since, accounts]).fetchall())
 
 
 def count_final(connection: psycopg.Connection[Any]) -> int:

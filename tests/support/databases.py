@@ -196,6 +196,11 @@ def run_on(url: str, *statements: str) -> None:
             own.execute(statement)
 
 
+def dsn(url: str) -> str:
+    """Return the URL of a PostgreSQL database as its own drivers take it."""
+    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
 def execute(url: str, statement: sa.Executable | str, *values: Any) -> list[Any]:
     """Execute a statement over a connection of its own, as another program does; return its rows."""
     with _connection(url) as connection:
