@@ -18,7 +18,6 @@ from typing import Any
 
 import anyio
 import psycopg
-import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
 from mobilemoney_async.database.serialization import load
@@ -34,6 +33,7 @@ from mobilemoney_async.payments.records.transaction_states import record_seen
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.crash_worker import fork
+from tests.support.databases import dsn
 from tests.support.patience import PATIENCE
 
 WRITERS = 8
@@ -49,7 +49,7 @@ CREATE TABLE handled (n bigserial, pid int, key text, state text)
 
 def connect(url: str, **options: Any) -> psycopg.Connection[Any]:
     """Return a merchant's own connection."""
-    return psycopg.connect(sa.make_url(url).set(drivername="postgresql").render_as_string(False), **options)
+    return psycopg.connect(dsn(url), **options)
 
 
 def order(key: str) -> dict[str, Any]:

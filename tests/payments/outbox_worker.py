@@ -26,6 +26,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore, StoreError
 from tests.payments.crash_worker import ONCE_MORE, fork, run_nursery, wide_open
+from tests.support.databases import dsn
 
 TABLES = (
     "CREATE TABLE shop_orders (id VARCHAR(40) PRIMARY KEY, amount INTEGER NOT NULL)",
@@ -67,13 +68,6 @@ def open_client(job: Job, store: SQLStore) -> AsyncClient:
     )
 
 
-def plain(url: str, driver: str = "") -> str:
-    """Return a store's URL for another driver of SQLAlchemy, or for libpq."""
-    made = sa.make_url(url)
-    name = made.get_backend_name()
-    return made.set(drivername=f"{name}+{driver}" if driver else name).render_as_string(hide_password=False)
-
-
 class Rolled(Exception):
     """Reason to roll an order back."""
 
@@ -104,7 +98,7 @@ class PsycopgShop(Shop):
     async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
         def place_order() -> None:
             order = order_of(number)
-            with psycopg.connect(plain(self.url)) as connection:
+            with psycopg.connect(dsn(self.url)) as connection:
                 insert = "INSERT INTO shop_orders VALUES (%s, %s) ON CONFLICT DO NOTHING"
                 connection.execute(insert, (order["idempotency_key"], order["amount"]))
                 self.store.enqueue(connection, **order)
@@ -115,7 +109,7 @@ class PsycopgShop(Shop):
 
     async def place(self) -> str:
         def place() -> str:
-            with psycopg.connect(plain(self.url)) as connection:
+            with psycopg.connect(dsn(self.url)) as connection:
                 row = connection.execute("SELECT place FROM shop_place").fetchone()
             assert row is not None
             return str(row[0])
@@ -124,7 +118,7 @@ class PsycopgShop(Shop):
 
     async def write(self, cursor: str, change: PaymentChange) -> bool:
         def write() -> bool:
-            with psycopg.connect(plain(self.url)) as connection:
+            with psycopg.connect(dsn(self.url)) as connection:
                 is_ours = connection.execute(MOVE.format("%s"), (change.cursor, cursor)).rowcount == 1
                 if is_ours and (booked := ending(change)) is not None:
                     connection.execute(BOOK.format("%s"), booked)

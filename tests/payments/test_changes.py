@@ -1,7 +1,5 @@
 """The feed of changes: in order, nothing skipped, resumed where a consumer was done."""
 
-import random
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
@@ -19,7 +17,21 @@ from mobilemoney_async.payments.feed.changes import number_changes, prune_change
 from mobilemoney_async.payments.feed.consumers import MOST_TRIES
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio, on_sqlite, record_seen, rows, write
+from tests.payments.service import (
+    ORDER,
+    Outage,
+    World,
+    make_world,
+    on_asyncio,
+    on_one,
+    on_sqlite,
+    record_seen,
+    rows,
+    write,
+)
+from tests.payments.steps import record_of, settle
+
+pytestmark = pytest.mark.pairs
 
 
 async def pay(client: AsyncClient, *keys: str) -> None:
@@ -230,6 +242,8 @@ async def test_a_reader_that_slept_hands_out_nothing_that_is_done(sqlite_file_ur
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unhurried")
+@on_asyncio
 async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sqlite_file_url: str) -> None:
     """Later changes of its payment wait for it; after ten times it is parked, and its payment goes on."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -372,29 +386,21 @@ async def test_a_cursor_that_would_skip_changes_is_refused(world: World) -> None
         for transaction_id in world.made:
             world.sandbox.approve(transaction_id)
         for key in ("a", "b"):
-            record = await client.payments.get(key)
-            assert record is not None and record.transaction_id is not None
-        await finish(client)
+            assert (await record_of(client, key)).transaction_id is not None
+        await settle(client)
         await write(world, lambda journal: prune_changes(journal, world.utcnow() + timedelta(days=1)))
         with pytest.raises(InvalidCursor, match="behind"):
             await page(client, after=found[1].cursor)
 
 
-async def finish(client: AsyncClient) -> None:
-    """Follow all payments to their final states."""
-    async with client.poller(resume=True) as poller:
-        async for _ in poller.outcomes():
-            pass
-
-
 @pytest.mark.slow
-@on_sqlite
+@on_one
 async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_ended(
     world: World, client: AsyncClient
 ) -> None:
     """Never what is not final, never what a consumer has not handled."""
     await pay(client, "a")
-    await finish(client)
+    await settle(client)
     await pay(client, "b")
     later = world.utcnow() + timedelta(days=100)
 
@@ -448,39 +454,6 @@ async def test_arguments_are_refused_by_name(client: AsyncClient) -> None:
         await first.done()
 
 
-@pytest.mark.slow
-async def test_changes_of_random_work_are_complete_and_in_order(store_url: str) -> None:
-    """Writers and readers at once, in any order: each change once, those of a payment in their order."""
-    world, choose = make_world(store_url), random.Random(7)
-    seen: dict[str, list[tuple[str | None, str]]] = {name: [] for name in ("one", "two", "three")}
-    keys = [f"k{number}" for number in range(15)]
-
-    async def write(mine: list[str]) -> None:
-        async with world.client() as client:
-            for key in mine:
-                order = {**ORDER, "amount": 2000 + keys.index(key)}
-                await client.collections.create(**order, idempotency_key=key)
-                await anyio.sleep(choose.random())
-
-    async def read(found: list[tuple[str | None, str]], changes: AsyncIterator[PaymentChange]) -> None:
-        while len(found) < 2 * len(keys):
-            change = await anext(changes)
-            found.append((change.key, str(change.state)))
-            if choose.random() < 0.5:
-                await change.done()
-
-    async with world.client() as client, anyio.create_task_group() as tasks:
-        await client.payments.unresolved()
-        for name, found in seen.items():
-            tasks.start_soon(read, found, client.payments.changes(consumer=name, start="oldest"))
-        for start in range(3):
-            tasks.start_soon(write, keys[start::3])
-    for found in seen.values():
-        assert len(found) == len(set(found)) == 2 * len(keys)
-        order = [name for name, _ in found]
-        assert all(found[order.index(key)][1] == "SENDING" for key in keys)
-
-
 async def test_a_limit_makes_a_page(client: AsyncClient) -> None:
     """It ends where there is nothing more, so that a job of cron takes what there is."""
     await pay(client, "a", "b")
@@ -512,24 +485,6 @@ async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
         assert await page(client, consumer="books") == []
         (books,) = await client.payments.consumers()
         assert (books.behind, books.lagging) == (0, ())
-
-
-@pytest.mark.slow
-async def test_changes_that_are_held_back_do_not_end_a_page(
-    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reader that takes what there is gets the payments behind one that lags."""
-    monkeypatch.setattr("mobilemoney_async.payments.feed.feed._PAGE", 2)
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
-        await pay(client, "a")
-        await finish(client)
-        await pay(client, "b")
-        found = list[tuple[str | None, str]]()
-        async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
-            found.append((change.key, str(change.state)))
-            await (change.failed("away") if change.key == "a" else change.done())
-        assert found == [MADE[0], *MADE[2:]]
 
 
 async def test_a_change_of_an_earlier_page_may_fail(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,7 +615,7 @@ async def test_whoever_numbers_changes_prunes_them(
 
     async with world.client(world.store(keep_changes=0.0001)) as client:
         await pay(client, "a")
-        await finish(client)
+        await settle(client)
         await pay(client, "open")
         await world.advance(120)
         monkeypatch.setattr("mobilemoney_async.payments.feed.feed.prune_changes", count)
@@ -687,7 +642,7 @@ async def test_a_reader_waits_behind_changes_that_were_pruned(
 
     async with world.client() as client:
         await pay(client, "a")
-        await finish(client)
+        await settle(client)
         assert await prune(world, client) == []
         monkeypatch.setattr("mobilemoney_async.payments.feed.feed.number_changes", count)
         feed = client.payments.changes(**choice)
@@ -702,22 +657,6 @@ async def test_a_reader_waits_behind_changes_that_were_pruned(
 
 def found_in(url: str) -> list[str]:
     return [name for (name,) in rows(url, "SELECT name FROM mobilemoney_changes ORDER BY number, at")]
-
-
-@pytest.mark.slow
-async def test_changes_that_nobody_has_read_are_pruned_in_the_open(world: World, client: AsyncClient) -> None:
-    """A cursor from before them is refused, and a consumer that has not read them keeps them."""
-    await pay(client, "a")
-    cursor = (await page(client))[-1].cursor
-    await finish(client)
-    await pay(client, "open")
-    await page(client, consumer="books", start="now")
-    await pay(client, "b")
-    await finish(client)
-    assert sorted(key for key, _ in await prune(world, client)) == ["b", "b", "b", "open"]
-    with pytest.raises(InvalidCursor, match="behind"):
-        await page(client, after=cursor)
-    assert len(await page(client, consumer="books")) == 4
 
 
 async def test_a_reader_may_stop_among_the_changes_of_payments_that_stay_open(
@@ -765,11 +704,11 @@ async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
 
 
 @pytest.mark.slow
-@on_sqlite
+@on_one
 async def test_a_change_that_comes_again_is_not_pruned(world: World, client: AsyncClient) -> None:
     """Nor are the later changes of its payment, however long the consumer is away."""
     await pay(client, "a")
-    await finish(client)
+    await settle(client)
     async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
         await (await anext(feed)).failed("away")
         await pay(client, "b")

@@ -22,6 +22,7 @@ from mobilemoney_async import (
     RetryPolicy,
 )
 from tests.payments.second_world import BOTH, DAY, World, lose_answer, make_world, number
+from tests.payments.steps import approved, dispatch, settle
 from tests.support.second_service import BASE_URL, TOKEN, Payment, error
 
 pytestmark = pytest.mark.anyio
@@ -106,9 +107,7 @@ async def test_a_failed_payment_counts_no_more_once_the_store_knows(world: World
         await pay(client, 1, 1_000)
         assert await exceeds(client, 1, 1_000) == ("per_recipient_a_day", 500)
         world.service.finish(world.service.payments[0], "FAILED")
-        async with other.poller(resume=True) as poller:
-            async for _ in poller.outcomes():
-                pass
+        await settle(other)
         await pay(client, 1, 1_000)
 
 
@@ -151,13 +150,11 @@ async def test_a_batch_that_exceeds_a_limit_cannot_be_approved(world: World) -> 
             assert raised.value.limit == limit and (await client.payouts.get(batch.id)).state == "proposed"
         assert await client.payments.list() == []
         for _ in range(2):  # the second one has the payments of the first
-            batch = await client.payouts.propose(rows(1_000, 1_000), name="x", by="Asha")
-            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+            await approved(client, rows(1_000, 1_000))
         assert await exceeds(client, 5, 1_000 - 1 + 2) == ("per_payment", 1_000)
         await pay(client, 5, 600)
         assert await exceeds(client, 6, 401) == ("per_day", 400)
-        async with client.dispatcher():
-            await anyio.sleep(10)
+        await dispatch(client, 10)
     assert sent(world) == 2_600
 
 
@@ -184,8 +181,7 @@ async def test_a_queued_payment_that_exceeds_a_limit_waits_with_its_reason(world
             }
             assert {each.key for each in await client.payments.unresolved()} == said.keys()
         await anyio.sleep(DAY)
-        async with client.dispatcher(per_minute=600):
-            await anyio.sleep(10)
+        await dispatch(client, 10, per_minute=600)
     assert sent(world) == 4_000
 
 

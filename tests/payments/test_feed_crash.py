@@ -13,7 +13,7 @@ from tests.support.processes import module_command
 from tests.support.scale import soak
 
 # By default, in `nox -s soak`, and in `nox -t nightly`.
-CHANGES, KILLS = {1: (800, 4), 4: (5_000, 20)}.get(soak(4), (20_000, 60))
+CHANGES, KILLS = {1: (480, 4), 4: (5_000, 20)}.get(soak(4), (20_000, 60))
 
 
 @pytest.mark.soak

@@ -116,16 +116,6 @@ async def test_start_now_is_behind_all_changes_however_many_were_never_read(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_a_reader_that_begins_gets_each_change_from_then_on(client: AsyncClient, choice: dict[str, Any]) -> None:
-    """Also those that are made before it is first read."""
-    await enqueue(client, "a")
-    feed = client.payments.changes(**choice, start="now")
-    await feed.begin()
-    await enqueue(client, "bc")
-    assert keys(await take(feed, 2)) == "bc"
-
-
-@pytest.mark.parametrize("choice", CHOICES)
 async def test_a_reader_can_be_cancelled_between_any_two_changes(client: AsyncClient, choice: dict[str, Any]) -> None:
     """Though it has read them all at once, and others run in between."""
     found = list[PaymentChange]()
@@ -365,6 +355,7 @@ async def test_several_changes_of_a_payment_may_fail(client: AsyncClient, feed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+@on_asyncio
 async def test_several_changes_of_a_payment_may_fail_for_ever(client: AsyncClient, feed: Any, order: list[int]) -> None:
     """Each is parked in its turn, and the consumer goes on."""
     await enqueue(client, "a")
@@ -433,6 +424,7 @@ async def test_a_consumer_that_is_read_is_not_forgotten(client: AsyncClient, sql
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_a_reader_that_waits_for_changes_keeps_its_place(sqlite_file_url: str) -> None:
     """However long nothing happens, no other process takes it."""
     world = make_world(sqlite_file_url)

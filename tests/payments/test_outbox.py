@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from string import ascii_lowercase
 from typing import Any
 
 import anyio
@@ -27,11 +28,24 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.payments.outbox.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from mobilemoney_async.sandbox.messages import Reply, payment_error
-from tests.payments.service import PHONE_NUMBER, TWO_MINUTES, Outage, World, between_others, make_world, on_sqlite
+from tests.payments.service import (
+    PHONE_NUMBER,
+    TWO_MINUTES,
+    Outage,
+    World,
+    between_others,
+    make_world,
+    on_asyncio,
+    on_one,
+    on_sqlite,
+)
+from tests.payments.steps import dispatch, record_of
+from tests.payments.test_dispatcher import enqueue, refuse
+from tests.support.databases import dsn
+
+pytestmark = pytest.mark.pairs
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
@@ -45,19 +59,13 @@ def driver(url: str) -> Iterator[Any]:
         with closing(sqlite3.connect(read.database or "")) as connection:
             yield connection
     else:
-        with psycopg.connect(read.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
+        with psycopg.connect(dsn(url)) as connection:
             yield connection
 
 
 async def state(client: AsyncClient, key: str) -> PaymentState | None:
     record = await client.payments.get(key)
     return None if record is None else record.state
-
-
-async def dispatch(client: AsyncClient, seconds: float = 12, **options: Any) -> Dispatcher:
-    async with client.dispatcher(**options) as dispatcher:
-        await anyio.sleep(seconds)
-    return dispatcher
 
 
 # Enqueueing
@@ -84,8 +92,7 @@ async def test_a_payment_is_queued_with_the_order_or_not_at_all(world: World) ->
         assert await state(client, "b") is None
         await dispatch(client)
         assert await state(client, "a") is PaymentState.ACKNOWLEDGED
-        record = await client.payments.get("a")
-        assert record is not None
+        record = await record_of(client, "a")
         assert [entry.what for entry in record.history] == ["queued", "sent", "acknowledged"]
     assert world.sent == 1 and b'"note":"x"' in world.line.posts[0].replace(b" ", b"")
 
@@ -204,6 +211,7 @@ async def test_a_key_is_cancelled_in_its_account_alone(world: World) -> None:
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(sqlite_file_url: str) -> None:
     """At the pace that was asked for, behind nothing else."""
     world = make_world(sqlite_file_url)
@@ -211,15 +219,15 @@ async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(
         for number, priority in enumerate((0, 5, 0, 9)):
             order = {**ORDER, "amount": 1000 + number}
             await client.payments.enqueue(**order, idempotency_key=f"k{number}", priority=priority)
-        later = world.utcnow() + timedelta(seconds=100)
+        later = world.utcnow() + timedelta(seconds=10)
         await client.payments.enqueue(**{**ORDER, "amount": 9}, idempotency_key="late", not_before=later, priority=99)
         began = world.utcnow()
-        dispatcher = await dispatch(client, 120, per_minute=30)
+        dispatcher = await dispatch(client, 14, per_minute=30)
         records = {record.key: record for record in await client.payments.list()}
     waited = {key: (record.sent_at - began).total_seconds() for key, record in records.items() if record.sent_at}
     assert sorted(waited, key=lambda key: waited[key]) == ["k3", "k1", "k0", "k2", "late"]
     assert [round(waited[key]) for key in ("k3", "k1", "k0", "k2")] == [0, 2, 4, 6]
-    assert 100 <= waited["late"] < 103
+    assert 10 <= waited["late"] < 13
     assert dispatcher.stats.sent == 5
 
 
@@ -244,8 +252,7 @@ async def test_a_refusal_that_proves_nothing_does_not_put_a_payment_back(sqlite_
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         world.sandbox.script(faults.server_error(status, processed=True), on="c2b", times=1)
         await dispatch(client)
-        record = await client.payments.get("a")
-    assert record is not None
+        record = await record_of(client, "a")
     assert (record.state, record.is_certain) == (PaymentState.REFUSED, False)
     assert world.sent == 1 == len(world.made)
 
@@ -263,6 +270,7 @@ async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(world: 
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url: str) -> None:
     """One that was refused without a code of the contract is compared with the list before it is sent again."""
     world = make_world(sqlite_file_url)
@@ -280,13 +288,13 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
         async with client.dispatcher():
             await anyio.sleep(20)
             assert [await state(client, f"k{number}") for number in range(5)] == [PaymentState.ACKNOWLEDGED] * 5
-            waiting = await client.payments.get("soft-0")
-            assert waiting is not None and waiting.state is PaymentState.QUEUED and waiting.reason is not None
+            waiting = await record_of(client, "soft-0")
+            assert waiting.state is PaymentState.QUEUED and waiting.reason is not None
             await anyio.sleep(150)
-        sent = [await client.payments.get(f"soft-{number}") for number in range(3)]
+        sent = [await record_of(client, f"soft-{number}") for number in range(3)]
     assert world.sent == 11
     for each in sent:
-        assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=80)
+        assert each.sent_at is not None and each.sent_at >= began + timedelta(seconds=80)
 
 
 @pytest.mark.costly("runs lines of payments/creates/creates.py that no quick test runs")
@@ -302,8 +310,8 @@ async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(
         later = world.utcnow() + timedelta(hours=2)
         await account_store(store).write(lambda journal: journal.update("a", {"next_look_at": later}))
         await dispatch(client, 10)
-        waiting = await client.payments.get("a")
-        assert waiting is not None and waiting.reason is not None
+        waiting = await record_of(client, "a")
+        assert waiting.reason is not None
         assert waiting.not_before is not None and waiting.next_look_at != waiting.not_before
         await anyio.sleep(120)
         await account_store(store).write(lambda journal: journal.update("a", {"next_look_at": later}))
@@ -313,12 +321,12 @@ async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_url: str) -> None:
     """Under a rate limit that the queue has used up."""
     world = make_world(sqlite_file_url)
     async with world.client(rate_limiter=RateLimiter(per_minute=12, burst=5)) as client:
-        for number in range(20):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        await enqueue(client, 20)
         async with client.dispatcher(per_minute=12):
             await anyio.sleep(70)
             before = world.sent
@@ -326,23 +334,11 @@ async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_u
             assert world.sent <= before + 2
 
 
-@pytest.mark.slow
-async def test_several_dispatchers_send_each_payment_once(world: World) -> None:
-    """One of them sends; another goes on when it leaves."""
-    async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
-        for number in range(12):
-            await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        tasks.start_soon(partial(dispatch, one, 1, per_minute=240))
-        tasks.start_soon(partial(dispatch, other, 6, per_minute=240))
-    assert world.sent == 12 == len(world.made)
-
-
 async def test_a_slow_pace_is_one_pace_for_all_processes(sqlite_file_url: str) -> None:
     """However long the pause between two payments, no other process takes over and sends in between."""
     world = make_world(sqlite_file_url)
     async with world.client() as one, world.client() as other:
-        for number in range(4):
-            await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        await enqueue(one, 4)
         async with one.dispatcher(per_minute=2), other.dispatcher(per_minute=2):
             await anyio.sleep(29)
             assert world.sent == 1
@@ -354,8 +350,7 @@ async def test_each_account_has_a_queue_of_its_own(sqlite_file_url: str) -> None
     """A dispatcher neither counts nor sends what another merchant has queued in the same database."""
     world = make_world(sqlite_file_url)
     async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
-        for number in range(3):
-            await two.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        await enqueue(two, 3)
         assert (await dispatch(one, 5)).stats.queued == 0
         assert world.sent == 0
         assert (await dispatch(two, 20)).stats.sent == 3 == world.sent
@@ -384,8 +379,8 @@ async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(world: World) -
         await client.payments.enqueue(**ORDER, idempotency_key="unsent")
         world.line.refuse = 1
         await dispatch(client, 2)
-        waiting = await client.payments.get("unsent")
-        assert waiting is not None and (waiting.state, waiting.attempt) == (PaymentState.QUEUED, 1)
+        waiting = await record_of(client, "unsent")
+        assert (waiting.state, waiting.attempt) == (PaymentState.QUEUED, 1)
         cancelled = await client.payments.cancel("unsent", note="no")
         assert (cancelled.state, cancelled.reason) == (PaymentState.CANCELLED, None)
         world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
@@ -401,10 +396,8 @@ async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(world: World) -
         await dispatch(client, 90)
         assert world.sent == sent
         assert (await client.payments.enqueue(**order, idempotency_key="soft")).state is PaymentState.QUEUED
-        kept = await client.payments.get("soft")
-    assert kept is not None and [each.what for each in kept.history] == [
-        *("sent", "refused", "queued", "cancelled", "queued")
-    ]
+        kept = await record_of(client, "soft")
+    assert [each.what for each in kept.history] == [*("sent", "refused", "queued", "cancelled", "queued")]
 
 
 async def test_a_payment_is_taken_back_with_its_key(world: World) -> None:
@@ -424,8 +417,8 @@ async def test_a_payment_is_taken_back_with_its_key(world: World) -> None:
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
         await dispatch(client, 3.3)
         await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=8))
-        taken = await client.payments.get("soft")
-        assert taken is not None and taken.not_before is None
+        taken = await record_of(client, "soft")
+        assert taken.not_before is None
         await dispatch(client, 3.3)
         assert world.sent == 1
         await dispatch(client, 8.3)
@@ -454,8 +447,8 @@ async def test_a_payment_that_waited_past_its_not_after_is_not_sent(
                     two.pause()
                 await anyio.sleep(5)
         assert world.sent == (0 if is_paused else 2)
-        late = await client.payments.get("k1")
-        assert late is not None and (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
+        late = await record_of(client, "k1")
+        assert (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
         assert [(each.what, each.source) for each in late.history] == [("queued", "caller"), ("withdrawn", "caller")]
         found = [each.state async for each in client.payments.changes(forever=False) if each.key == "k1"]
         assert found == [PaymentState.QUEUED, PaymentState.NOT_SENT]
@@ -500,8 +493,8 @@ async def test_a_payment_that_becomes_late_in_a_dispatcher_s_hands_is_not_sent(w
             assert await state(client, "a") is PaymentState.QUEUED
             login.opened.set()
             await anyio.sleep(5)
-            late = await client.payments.get("a")
-            assert late is not None and (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
+            late = await record_of(client, "a")
+            assert (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
             assert dispatcher.stats.paused is None
     assert world.sent == 0
 
@@ -613,8 +606,7 @@ async def test_a_payment_that_waits_for_one_on_its_way_needs_nobody(world: World
         tasks.start_soon(partial(other.collections.create, PHONE_NUMBER, 1000, idempotency_key="b"))
         await anyio.sleep(1)
         await dispatch(client, 2)
-        waits = await client.payments.get("a")
-    assert waits is not None
+        waits = await record_of(client, "a")
     assert (waits.state, waits.cause) == (PaymentState.QUEUED, PaymentCause.DELAYED)
 
 
@@ -693,22 +685,16 @@ async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(worl
         pytest.param("NO_FLOAT_{word}", "no float", 25, id="other codes, one text"),
     ],
 )
-@on_sqlite
+@on_one
 async def test_refusals_are_equal_by_their_code_or_else_by_their_status(
     world: World, client: AsyncClient, code: str, message: str, sent: int
 ) -> None:
     """What names the payment makes no other reason of it, and one reason for each payment pauses nothing."""
-    for number in range(25):
-        await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        word = chr(ord("a") + number)
-        reply = payment_error(422, code.format(word=word), message.format(word=word))
-        world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
+    await enqueue(client, 25)
+    for word in ascii_lowercase[:25]:
+        refuse(world, code.format(word=word), message.format(word=word))
     await dispatch(client, 4, per_minute=600)
     assert world.sent == sent
-
-
-def _answer(reply: Reply, _: object) -> Reply:
-    return reply
 
 
 async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
@@ -729,7 +715,6 @@ async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
             assert world.sent == number + 1
 
 
-@pytest.mark.slow
 async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause(sqlite_file_url: str) -> None:
     """After what could not be sent it tries again at once, as soon as the program says that the reason is gone."""
     world = make_world(sqlite_file_url)
@@ -737,7 +722,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         world.line.refuse = 10**6
         async with client.dispatcher() as dispatcher:
-            await anyio.sleep(220)  # it rests until the 275th second
+            await anyio.sleep(36)  # it rests until the 75th second
             world.line.refuse = 0
             await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
             assert dispatcher.stats.paused is not None
@@ -748,13 +733,13 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_slow_answers_do_not_slow_the_pace(sqlite_file_url: str) -> None:
     """Up to twenty payments are on their way at once."""
     world = make_world(sqlite_file_url)
     world.line.answer_after = 4.0
     async with world.client() as client:
-        for number in range(25):
-            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        await enqueue(client, 25)
         async with client.dispatcher(per_minute=600):
             await anyio.sleep(3)
             assert world.sent == 20

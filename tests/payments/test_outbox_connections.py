@@ -36,7 +36,8 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
-from tests.support.databases import sqlite_url
+from tests.payments.steps import record_of
+from tests.support.databases import dsn, sqlite_url
 from tests.support.patience import PATIENCE, wait_until
 
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
@@ -68,10 +69,6 @@ def keys(url: str) -> list[str]:
 
 def file_of(url: str) -> str:
     return sa.make_url(url).database or ""
-
-
-def dsn(url: str) -> str:
-    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 # SQLAlchemy
@@ -258,13 +255,13 @@ async def test_times_do_not_depend_on_what_psycopg_was_set_to(postgres_url: str,
         queued = store.enqueue(connection, **ORDER, idempotency_key="a")
     assert abs(queued.created_at - asked) < timedelta(hours=1)
     async with world.client(SQLStore(postgres_url)) as client:
-        record = await client.payments.get("a")
-    assert record is not None and record.created_at == queued.created_at
+        record = await record_of(client, "a")
+    assert record.created_at == queued.created_at
     begin = queued.created_at + timedelta(days=1)
     with sa.create_engine(postgres_url, poolclass=sa.pool.NullPool).begin() as other:
         store.enqueue(other, **ORDER, idempotency_key="b", not_before=begin)
-    record = await client.payments.get("b")
-    assert record is not None and (record.state, record.not_before) == (PaymentState.QUEUED, begin)
+    record = await record_of(client, "b")
+    assert (record.state, record.not_before) == (PaymentState.QUEUED, begin)
 
 
 def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
@@ -316,8 +313,7 @@ async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_u
             seen = store.enqueue(second, **order, priority=9)
             second.commit()
             committer.join()
-        record = await client.payments.get("a")
-    assert record is not None
+        record = await record_of(client, "a")
     assert [each.what for each in record.history] == ["sent", "not_sent", "queued"]
     assert (record.state, record.priority, seen.priority) == (PaymentState.QUEUED, 1, 1)
 

@@ -22,6 +22,7 @@ from tests.payments.test_creates import (
     test_many_callers_of_one_key,
     test_the_record_is_on_disk_before_the_socket_is_touched,
 )
+from tests.payments.test_dispatcher import test_a_dispatcher_that_is_left_hands_over_within_two_seconds
 from tests.payments.test_fleet_poller import (
     test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none,
     test_the_store_s_payments_are_resumed_and_their_ends_recorded,
@@ -31,10 +32,7 @@ from tests.payments.test_group_commit import (
     test_writes_that_wait_together_are_committed_together,
 )
 from tests.payments.test_many_accounts import test_accounts_of_one_store_share_nothing_but_the_database
-from tests.payments.test_outbox import (
-    test_a_create_sends_a_queued_payment_now,
-    test_several_dispatchers_send_each_payment_once,
-)
+from tests.payments.test_outbox import test_a_create_sends_a_queued_payment_now
 from tests.payments.test_payouts import test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown
 from tests.payments.test_reconciler import test_one_match_is_adopted, test_someone_may_release_a_key
 from tests.payments.test_schema import test_what_the_database_itself_forbids_and_allows
