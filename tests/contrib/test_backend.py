@@ -37,6 +37,7 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, auth_error
+from mobilemoney_async.testing import killed_at_end
 
 SPEED = 100.0
 PAYS, DECLINES, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "129", "203"))
@@ -502,11 +503,12 @@ async def test_an_order_that_waited_for_too_long_is_not_made(
     """No phone rings hours after a crash: status, `on_settled` and log say so, and the order may be paid again."""
     slow, on_settled = RateLimiter(per_minute=1, burst=1, window=60), Settled()
     ours: dict[str, Any] = {"on_settled": on_settled, "name": "shop"}
-    async with opened(sandbox, tmp_path, limiter=slow, per_minute=1, drain=0, **ours) as dying:
+    async with killed_at_end(opened(sandbox, tmp_path, limiter=slow, per_minute=1, **ours)) as dying:
         await dying.collect("order-1", phone_number=PAYS, amount=1500)
         await dying.collect("order-2", phone_number=PAYS, amount=2, patience=0)
         await dying.disburse("refund-3", phone_number=PAYS, amount=3, patience=0)
     await anyio.sleep(600)
+    caplog.clear()
     async with opened(sandbox, tmp_path, **ours) as backend, opened(sandbox, tmp_path, **ours) as other:
         for each in (backend, other):
             late = await end(each, "order-2")

@@ -26,6 +26,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.records.record import LISTINGS
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.payments.crash_worker import ONCE_MORE, Order, go_through, wide_open
+from tests.payments.steps import record_of
 from tests.support.patience import PATIENCE
 
 FAULTS: list[Fault] = [
@@ -117,8 +118,7 @@ class Merchant:
 
     async def check_histories(self) -> None:
         for order in self.orders:
-            record = await self.client.payments.get(order.key)
-            assert record is not None
+            record = await record_of(self.client, order.key)
             whats = [entry.what for entry in record.history]
             # An absent attempt may be suspected of the payment of its duplicate, never of its own.
             suspicions = [entry.detail or "" for entry in record.history if entry.what == "contradiction"]

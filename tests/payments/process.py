@@ -1,18 +1,14 @@
-"""Processes of a merchant: ``python -m tests.payments.process NAME …``. All but the backend begin on command."""
+"""Processes of a merchant: ``python -m tests.payments.process NAME …``. They begin on command."""
 
 import sys
 
 import anyio
-import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, SQLStore
-from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sharing.login import SharedLogin
 from tests.support.fakes import EMAIL, PASSWORD
-
-PAYS = "+255780000789"
 
 
 def wait() -> None:
@@ -29,15 +25,6 @@ async def reconcile(base_url: str, store_url: str, token: str) -> None:
             print(record.key, record.transaction_id)
 
 
-async def use(url: str) -> None:
-    """Be the first to use a database, with others."""
-    database = Database(url)
-    wait()
-    for _ in range(3):
-        await database.write(lambda each: each.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
-    database.close()
-
-
 async def log_in(base_url: str, store_url: str, lease: str) -> None:
     """Make calls by a shared login."""
     database = Database(store_url)
@@ -50,20 +37,6 @@ async def log_in(base_url: str, store_url: str, lease: str) -> None:
             for _ in range(5):
                 tasks.start_soon(client.transactions.get, "tx-1")
     database.close()
-
-
-async def take_orders(base_url: str, store_url: str, token: str, orders: str, send_within: str) -> None:
-    """Take a backend's orders, most of which wait for the rate limit."""
-    limiter = RateLimiter(per_minute=1, burst=1)
-    async with (
-        AsyncClient(base_url, auth=token, store=SQLStore(store_url), rate_limiter=limiter) as client,
-        Backend(client, per_minute=1, send_within=float(send_within)) as backend,
-    ):
-        for number in range(int(orders)):
-            patience = 0 if number else 60.0
-            status = await backend.collect(f"order-{number}", phone_number=PAYS, amount=1 + number, patience=patience)
-            print(status.state, flush=True)
-        await anyio.sleep_forever()
 
 
 if __name__ == "__main__":

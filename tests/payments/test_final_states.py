@@ -11,6 +11,7 @@ from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import FinalStateChanged, TransactionUnclaimed
 from mobilemoney_async.payments.records.next_steps import next_step
 from tests.payments.second_world import BOTH, DAY, GRACE, MINUTE, Order, World, make_world, number, refuse_softly
+from tests.payments.service import on_asyncio
 from tests.payments.tables import edit
 
 pytestmark = pytest.mark.anyio
@@ -83,6 +84,7 @@ async def test_a_final_state_that_the_list_showed_first_is_told(sqlite_file_url:
 
 
 @pytest.mark.parametrize("later", ["SUCCESS", "FAILED"])
+@on_asyncio
 async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url: str, later: str) -> None:
     """By a lookup, of a payment that was identified with its first final state meanwhile; the same state is no news."""
     world, events = make_world(sqlite_file_url), list[Any]()
@@ -103,7 +105,6 @@ async def test_a_final_state_that_a_poller_sees_changed_is_told(sqlite_file_url:
     assert [(each.idempotency_key, each.before, each.status) for each in changes] == told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("amount", ["5000", "4999"])
 async def test_a_stored_transaction_that_cannot_be_read_is_recovered(sqlite_file_url: str, amount: str) -> None:
     """By the word of an operator the record has what the service shows now, if that is this payment."""

@@ -41,11 +41,12 @@ from mobilemoney_async.polling.sharing import Incoming, Outgoing, StatusUpdate, 
 from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.sharing.poller import StoreChannel
 from tests.contract import samples
+from tests.payments.second_world import BOTH
+from tests.payments.service import on_asyncio
+from tests.payments.steps import record_of
+from tests.payments.test_statement_failures import Fault
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
 from tests.support import patience
-from tests.support.scale import soak
-from tests.support.server import serve
-from tests.support.talk import Talk, talk
 
 Test = Callable[..., Awaitable[None]]
 
@@ -55,9 +56,7 @@ LIMIT = LEASE - 5
 
 def on_both(test: Test) -> Test:
     """Run a test with each database and on each loop, once, in real time: PostgreSQL and other processes live in it."""
-    pairs = [("asyncio", "sqlite"), ("trio", "postgresql")]
-    each = pytest.mark.parametrize(("anyio_backend", "store_url"), pairs, indirect=True)
-    marked: Test = pytest.mark.real_time(each(test))
+    marked: Test = pytest.mark.real_time(BOTH(test))
     return marked
 
 
@@ -136,7 +135,7 @@ async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncItera
 
 
 @pytest.mark.slow
-@pytest.mark.real_time
+@on_both
 async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) -> None:
     """Of three processes one makes the requests; each gets the outcomes of its own payments, each once."""
     till = Till()
@@ -211,50 +210,6 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         async with process(till, store_url, "a-again") as again:
             assert (await again.wait("x")).succeeded
         assert len(till.asked) == asked
-
-
-async def read(worker: Talk, lines: list[str]) -> None:
-    """Add the output of a process, line by line."""
-    async for line in worker:
-        lines.append(line)  # noqa: PERF401 (the test looks at them meanwhile)
-
-
-@pytest.mark.soak
-@on_both
-async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name: str) -> None:
-    """After kill -9 of the holder another goes on, and every payment of the others comes out once."""
-    till = Till.of("shared", *(f"{name}-{number}" for name in "abc" for number in range(soak(20))))
-    got: dict[str, list[str]] = {name: [] for name in "abc"}
-
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(serve(till.handle))
-        workers: dict[str, Talk] = {}
-
-        async def start(name: str, ttl: float) -> None:
-            numbers = ["shared", *(f"{name}-{number}" for number in range(soak(20)))]
-            arguments = (name, store_url, server.base_url, anyio_backend_name, str(ttl), *numbers)
-            workers[name] = await stack.enter_async_context(talk("tests.payments.fleet_worker", *arguments))
-
-        await start("a", TTL)
-        await patience.until(lambda: till.askers["a"] > 3)  # programs begin late, and have no lease yet
-        for name in "bc":
-            await start(name, LEASE)
-        # Last in, first out: their output is read to its end before they are closed.
-        group = await stack.enter_async_context(anyio.create_task_group())
-        for name, worker in workers.items():
-            group.start_soon(read, worker, got[name])
-        await patience.until(lambda: all(got.values()))
-        workers["a"].kill()
-        await until(lambda: len(till.askers) == 2)
-        till.end()
-        for name in "bc":
-            with anyio.fail_after(LIMIT):  # real time: before a lease runs out
-                assert await workers[name].wait() == 0
-    for name in "bc":
-        expected = ["shared SUCCESS", *(f"{name}-{number} SUCCESS" for number in range(soak(20)))]
-        assert sorted(got[name]) == sorted(["following", *expected])
-    order = [name for name, _ in itertools.groupby(who for who, _ in till.asked)]
-    assert (len(order), order[0]) == (2, "a")
 
 
 @pytest.mark.slow
@@ -352,6 +307,7 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
 
 
 @pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
+@on_asyncio
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """While the store is away requests end with the lease; then everything goes on, logged once for all."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
@@ -425,6 +381,7 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
 
 @pytest.mark.costly("runs lines of polling/coordinator.py, polling/sharing.py that no quick test runs")
 @pytest.mark.parametrize("ttl", [4.0, 3600.0])  # the second is that of a worker's claim
+@on_asyncio
 async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch, ttl: float
 ) -> None:
@@ -464,28 +421,6 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
         with anyio.fail_after(3):
             assert (await b.wait("y")).succeeded
     assert set(till.askers) == {"a", "b"}
-
-
-@pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
-@pytest.mark.real_time
-@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
-async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -> None:
-    """After PostgreSQL has cut every connection, as in a restart, nothing is lost and everything goes on."""
-    till = Till.of("x", "y")
-    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
-    async with process(till, postgres_url, "a") as a, process(till, postgres_url, "b") as b:
-        await lead(a, till, "x")
-        b.track("y")
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            count, cut = (sa.text(f"SELECT count({what}) {others}") for what in ("pid", "pg_terminate_backend(pid)"))
-            await until(lambda: connection.execute(count).scalar_one() >= 2)
-            assert connection.execute(cut).scalar_one() >= 2
-        till.end("x", "y")
-        for poller, number in ((a, "x"), (b, "y")):
-            with anyio.fail_after(LIMIT):  # real time: before a lease runs out
-                assert (await poller.wait(number)).succeeded
-    engine.dispose()
 
 
 async def record(url: str, key: str, number: str) -> None:
@@ -539,6 +474,7 @@ async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_ur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.pairs
 async def test_payments_that_are_made_later_are_followed_too(
     store_url: str, is_away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,12 +496,12 @@ async def test_payments_that_are_made_later_are_followed_too(
             async for outcome in poller.outcomes(forever=True):
                 assert outcome.transaction_id == made.transaction_id
                 break
-        record = await other.payments.get("order-1")
-        assert record is not None
+        record = await record_of(other, "order-1")
         assert record.is_final
 
 
 @pytest.mark.costly("runs lines of sharing/poller.py that no quick test runs")
+@pytest.mark.pairs
 async def test_payments_are_followed_after_the_feed_has_begun_anew(store_url: str) -> None:
     """As where the store is found to be behind its service: those made before that is noticed, and later ones."""
     sandbox = Sandbox()
@@ -602,13 +538,13 @@ async def test_a_payment_that_the_service_shows_late_is_followed_to_its_end(
         with anyio.fail_after(60):
             assert isinstance((await anext(outcomes)).error, TransactionNotFound)
             assert (await anext(outcomes)).transaction is not None
-        record = await client.payments.get("order-1")
-        assert record is not None
+        record = await record_of(client, "order-1")
         assert record.is_final
     assert "the service does not know 1 payments, or not as made: each is looked up" in caplog.text
 
 
 @pytest.mark.slow
+@on_asyncio
 async def test_a_wall_clock_that_is_set_ahead_stops_no_poller(sqlite_file_url: str) -> None:
     """Neither in the process that makes the requests nor in one that gets the results from it."""
     sandbox, ahead = Sandbox(), timedelta()
@@ -693,28 +629,6 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
         assert (await turn(seats.one, "x")).updates == (await turn(seats.two, "x")).updates == []
 
 
-class FailingAt:
-    """Failure of the database at one statement from now on, a commit included."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self._listeners = (("before_cursor_execute", self._count), ("commit", self._count))
-
-    def _count(self, *_: object) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise sa.exc.OperationalError("a statement", None, RuntimeError("away"))
-
-    def __enter__(self) -> Self:
-        for name, listener in self._listeners:
-            sa.event.listen(sa.Engine, name, listener)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, listener in self._listeners:
-            sa.event.remove(sa.Engine, name, listener)
-
-
 @pytest.mark.slow
 @on_both
 async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(store_url: str) -> None:
@@ -735,7 +649,7 @@ async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(sto
             assert await seats.one.store.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
             assert (await turn(seats.two, "x")).updates == []
             tried += 1
-            with suppress(StoreError), FailingAt(tried):
+            with suppress(StoreError), Fault(tried, "operational").armed():
                 given += (await turn(seats.one, "x", updates=[final])).updates
         assert tried > 8  # among them the three writes
         assert given == (await turn(seats.two, "x")).updates == [final]

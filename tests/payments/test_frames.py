@@ -76,6 +76,7 @@ Case = tuple[Callable[[AsyncClient], Awaitable[None]], type[MobileMoneyError], A
         (misqueue, InvalidRequest, None),
     ],
 )
+@pytest.mark.pairs
 async def test_an_error_of_a_create_with_a_store_keeps_no_secret_in_a_frame(
     store_url: str, call: Callable[[AsyncClient], Awaitable[None]], kind: type[MobileMoneyError], answer: Any
 ) -> None:

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -131,19 +131,22 @@ class Gate:
         await to_thread.run_sync(self.entered.wait, 60)
 
 
+async def note(found: dict[int, Any], number: int, work: Awaitable[object]) -> None:
+    """Note the result of a work, or its error."""
+    try:
+        found[number] = await work
+    except MobileMoneyError as exc:
+        found[number] = exc
+
+
 async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dict[int, Any]:
     """Run works that gather while an earlier one runs; return the result or error of each."""
     found: dict[int, Any] = {}
 
-    async def write(number: int, work: Work) -> None:
-        try:
-            found[number] = await database.write(work, share_key=("account", f"{number:05}"))
-        except StoreError as exc:
-            found[number] = exc
-
     async with behind_a_gate(database) as tasks:
         for number in random.sample(sorted(works), len(works)):
-            tasks.start_soon(write, number, works[number])
+            work = database.write(works[number], share_key=("account", f"{number:05}"))
+            tasks.start_soon(note, found, number, work)
     return found
 
 
@@ -314,19 +317,13 @@ async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) ->
     database = await make_marks(postgres_url)
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
     others, found = (1, 3, 4, 5), dict[int, Any]()
-
-    async def write(number: int) -> None:
-        try:
-            found[number] = await database.write(mark(number), share_key=("account", str(number)))
-        except StoreError as exc:
-            found[number] = exc
-
     with anyio.fail_after(PATIENCE):
         with engine.connect() as connection, connection.begin() as transaction:
             connection.execute(_INSERT, {"number": 2})
             async with anyio.create_task_group() as tasks:
                 for number in (1, 2, 3, 4, 5):
-                    tasks.start_soon(write, number)
+                    work = database.write(mark(number), share_key=("account", str(number)))
+                    tasks.start_soon(note, found, number, work)
                 await until(lambda: len(found) == len(others))
                 transaction.rollback()
         assert found == {number: number for number in (1, 2, 3, 4, 5)}
@@ -419,20 +416,16 @@ async def test_reads_share_a_transaction_but_no_error(database: Database) -> Non
     def refuse(connection: sa.Connection) -> int:
         raise StoreError("no", outcome="not_sent")
 
-    async def read(number: int) -> None:
-        def look(connection: sa.Connection) -> int:
-            return int(connection.execute(sa.text("SELECT :number + 0"), {"number": number}).scalar_one())
-
-        try:
-            found[number] = await database.read(refuse if number == 2 else look, share_key=("account", str(number)))
-        except StoreError as exc:
-            found[number] = str(exc)
+    def look(number: int, connection: sa.Connection) -> int:
+        return int(connection.execute(sa.text("SELECT :number + 0"), {"number": number}).scalar_one())
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(read, number)
-    assert found == {0: 0, 1: 1, 2: "no", 3: 3, 4: 4}
+                work = database.read(refuse if number == 2 else partial(look, number), share_key=("a", str(number)))
+                tasks.start_soon(note, found, number, work)
+    assert str(found.pop(2)) == "no"
+    assert found == {0: 0, 1: 1, 3: 3, 4: 4}
 
 
 async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_lost(store_url: str) -> None:
@@ -471,10 +464,7 @@ async def create_behind_a_gate(client: AsyncClient, store: SQLStore, count: int)
 
     async def create(each: int) -> None:
         key, phone = f"order-{each}", f"+25568{each:07}"
-        try:
-            found[each] = await client.collections.create(phone_number=phone, amount=1000, idempotency_key=key)
-        except MobileMoneyError as exc:
-            found[each] = exc
+        await note(found, each, client.collections.create(phone_number=phone, amount=1000, idempotency_key=key))
 
     await create(0)  # the account's secret, and its place under the limit
     with anyio.fail_after(PATIENCE):

@@ -28,6 +28,7 @@ from mobilemoney_async.sharing.budget import find_usage
 from mobilemoney_async.sharing.overview import Overview, read_overview
 from tests.payments.service import ORDER, World, make_world, on_asyncio, on_one
 from tests.payments.tables import SEEN, insert_line, insert_payment
+from tests.payments.test_schema import note_plans
 from tests.support.databases import sqlite_url
 from tests.support.fakes import NOON
 
@@ -65,6 +66,7 @@ async def test_an_empty_store_has_nothing_and_invents_nothing(store_url: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.pairs
 async def test_a_day_of_payments_is_counted_by_what_became_of_them(store_url: str) -> None:
     """Sums are exact, what is open is named oldest first, and endings are counted in their minutes."""
     world = make_world(store_url, median_delay=5.0, longest_delay=20.0)
@@ -333,7 +335,6 @@ async def test_every_statement_uses_an_index(store_url: str) -> None:
         return values | {"created_at": at, "changed_at": at}
 
     def explain(connection: sa.Connection) -> None:
-        is_postgresql = connection.dialect.name == "postgresql"
         rows = [row_of(number) for number in range(5_000)]
         connection.execute(schema.payments.insert(), rows)
         changed = [
@@ -352,13 +353,7 @@ async def test_every_statement_uses_an_index(store_url: str) -> None:
         for number in range(5):
             insert_payment(connection, key=f"today-{number}", amount=str(number + 1))
         connection.execute(sa.text("ANALYZE"))
-
-        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
-        def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-            cursor.execute(("EXPLAIN " if is_postgresql else "EXPLAIN QUERY PLAN ") + statement, parameters)
-            plans.append(f"{statement}\n{[tuple(row)[-1] for row in cursor.fetchall()]}")
-            return statement, parameters
-
+        note_plans(connection, plans)
         module._read(Journal(connection, "default"), NOON, 0.0, 120.0)
 
     await write(store_url, explain)

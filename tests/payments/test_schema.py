@@ -2,17 +2,16 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient, ConnectionFailed, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, ConnectionFailed, StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
@@ -22,12 +21,11 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_named
 from mobilemoney_async.payments.records.record import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.records.unmatched import IS_OPEN, find_lines
-from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, on_asyncio, rows
+from tests.payments.steps import record_of
 from tests.payments.tables import insert_payment
 from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
-from tests.support.talk import talk
 
 pytestmark = pytest.mark.new_database
 
@@ -77,20 +75,21 @@ OTHER = {
 """What is said of each version that this release does not know."""
 
 
-@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("other", [*OTHER, None])
 @on_asyncio
-async def test_a_database_of_another_version_is_refused(store_url: str, other: int) -> None:
+async def test_a_database_of_another_version_is_refused(store_url: str, other: int | None) -> None:
     """A newer one, an older one or one without a version is left alone, and the error says what to do."""
     database = Database(store_url)
-    await database.write(lambda each: each.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {other}")))
+    change = "DELETE FROM mobilemoney_schema" if other is None else f"UPDATE mobilemoney_schema SET version = {other}"
+    await database.write(lambda each: each.execute(sa.text(change)))
     database.close()
     late = Database(store_url)
     for use in (late.read, late.write):
-        with pytest.raises(StoreError, match=OTHER[other]) as caught:
+        with pytest.raises(StoreError, match=OTHER[other or 0]) as caught:
             await use(version)
         assert caught.value.outcome == "not_sent"
     late.close()
-    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(other,)]
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == ([] if other is None else [(other,)])
 
 
 @pytest.mark.parametrize("other", [schema.VERSION + 1, schema.VERSION - 1])
@@ -115,12 +114,22 @@ async def test_a_process_that_began_before_the_tables_changed_sends_nothing(
         assert caught.value.outcome == "not_sent"
     with pytest.raises(StoreError, match=OTHER[other]):
         await client.payments.enqueue(**{**ORDER, "amount": 8}, type="collection", idempotency_key="order-4")
-    record = await client.payments.get("order-2")
-    assert record is not None
+    record = await record_of(client, "order-2")
     assert record.transaction_id == paid.transaction_id
     assert await client.payments.get("order-3") is None
     assert world.sent == 1
     assert world.states() == ["NOT_SENT", "ACKNOWLEDGED"]
+
+
+def note_plans(connection: sa.Connection, plans: list[str]) -> None:
+    """Note the plan of each statement from now on."""
+    prefix = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+
+    @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
+    def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+        cursor.execute(prefix + statement, parameters)
+        plans.append("\n".join(str(row[-1]) for row in cursor.fetchall()))
+        return statement, parameters
 
 
 @on_asyncio
@@ -138,13 +147,7 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
             connection.execute(sa.text(f"INSERT INTO mobilemoney_payment_records ({columns}) SELECT {others} {many}"))
             connection.execute(sa.text("ANALYZE mobilemoney_payment_records"))
 
-        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
-        def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-            prefix = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
-            cursor.execute(prefix + statement, parameters)
-            plans.extend(str(row) for row in cursor.fetchall())
-            return statement, parameters
-
+        note_plans(connection, plans)
         names = [f"name-{number}" for number in range(100)]
         find_named(Journal(connection, "default"), names, states=[PaymentState.ACKNOWLEDGED], most=100)
 
@@ -179,13 +182,7 @@ async def test_rows_of_an_account_are_joined_by_their_names(postgres_url: str) -
             connection.execute(sa.text(f"ANALYZE {table.name}"))
         journal = Journal(connection, "new")
         journal.insert(schema.changes, name="old", entry=1, state="FINAL", at=NOON)
-
-        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
-        def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-            cursor.execute("EXPLAIN " + statement, parameters)
-            plans.append("\n".join(row[0] for row in cursor.fetchall()))
-            return statement, parameters
-
+        note_plans(connection, plans)
         find_payments(journal, "b")
         read_changes(journal, number_changes(journal), after=0, limit=100)
         prune_changes(journal, NOON + timedelta(days=1))
@@ -216,18 +213,6 @@ async def test_the_tables_are_made_as_a_whole_or_not_at_all(store_url: str) -> N
     assert await database.read(version) == schema.VERSION
     assert set(sa.inspect(engine).get_table_names()) == {*schema.METADATA.tables}
     database.close()
-
-
-@on_asyncio
-async def test_tables_without_a_version_are_refused(store_url: str) -> None:
-    """The version of a database is not guessed if it is missing."""
-    database = Database(store_url)
-    await database.write(lambda each: each.execute(sa.text("DELETE FROM mobilemoney_schema")))
-    database.close()
-    again = Database(store_url)
-    with pytest.raises(StoreError, match=OTHER[0]):
-        await again.read(version)
-    again.close()
 
 
 @contextmanager
@@ -326,20 +311,6 @@ def test_threads_make_the_tables_at_once(store_url: str) -> None:
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 
 
-@pytest.mark.slow
-@pytest.mark.real_time
-@on_asyncio
-async def test_processes_make_the_tables_at_once(store_url: str) -> None:
-    """Several processes that use a new database for the first time all find it ready."""
-    async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(talk("tests.payments.process", "use", store_url)) for _ in range(3)]
-        assert [await worker.line() for worker in workers] == ["ready"] * 3
-        for worker in workers:
-            await worker.tell("go")
-        assert [await worker.wait() for worker in workers] == [0] * 3
-    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
-
-
 Changes = dict[str, Any]
 
 
@@ -370,15 +341,3 @@ async def test_what_the_database_itself_forbids_and_allows(database: Database, s
     await database.write(lambda each: insert_payment(each, transaction_id="tx-1"))
     with pytest.raises(StoreError, match=r"IntegrityError|UniqueViolation") if second in FORBIDDEN else nullcontext():
         await database.write(lambda each: insert_payment(each, **(FORBIDDEN | ALLOWED)[second]))
-
-
-@pytest.mark.parametrize("break_it", [lambda path: path.write_bytes(b"not a database" * 99), lambda path: path.mkdir()])
-@on_asyncio
-async def test_a_file_that_is_no_database(tmp_path: Path, break_it: Callable[[Path], object]) -> None:
-    """A file that is no SQLite database gives a `StoreError`, and stays as it is."""
-    path = tmp_path / "payments.db"
-    break_it(path)
-    store = SQLStore(f"sqlite:///{path}")
-    with pytest.raises(StoreError, match="the store failed"):
-        await account_store(store).database.read(version)
-    store.close()

@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
 import pytest
-from anyio.abc import TaskGroup
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +20,10 @@ from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.calls.test_limiter import Crowd, InterferingQueue, Queue, lateness
 from tests.payments.limiter_process import Recording, fast
+from tests.payments.service import on_asyncio
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE
 from tests.support.scale import examples
 from tests.support.talk import Talk, talk
 
@@ -76,11 +74,6 @@ class OnPaper(SharedLimiter):
             self.row.text, reservation = reserve(self.row.text, request, seen_at)
             await anyio.sleep(self.latency / 2)
         return reservation, seen_at, -AHEAD
-
-
-def start(tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], each: Sequence[Any]) -> None:
-    for arguments in each:
-        tasks.start_soon(function, *arguments)
 
 
 async def saturate(queue: Queue, lane: Priority, number: int) -> None:
@@ -149,6 +142,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("latency", [0.0, 0.02, 0.6])
+@on_asyncio
 async def test_a_saturated_fleet_uses_the_limit_and_each_has_its_turns(latency: float) -> None:
     """Four processes use 95 % of the limit in ten minutes, each at least a sixth of it, however slow the store is."""
     row = Row()
@@ -202,7 +196,8 @@ async def test_a_payment_does_not_wait_until_its_process_would_have_asked(lane: 
     here, *others = (Queue(OnPaper(row, RateLimiter(120), latency=0.002)) for _ in range(9))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(saturate, here, lane, 2)
-        start(tasks, saturate, [(queue, LOOKUP, 2) for queue in others])
+        for queue in others:
+            tasks.start_soon(saturate, queue, LOOKUP, 2)
         for number in range(5):
             await anyio.sleep(5 + number / 1.3)
             began = anyio.current_time()
@@ -404,21 +399,6 @@ def strict(used: list[float]) -> list[str]:
     return StrictService(1200, 10, 3).rejections([at - min(used) for at in used])
 
 
-@pytest.mark.slow
-@pytest.mark.real_time
-async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -> None:
-    """On SQLite and PostgreSQL, two pools of connections and one row: together never above the limit, both served."""
-    with contextlib.closing(Database(store_url)) as one, contextlib.closing(Database(store_url)) as other:
-        limiters = [Recording(fast(), database, "merchant") for database in (one, other)]
-        with anyio.fail_after(PATIENCE):
-            async with anyio.create_task_group() as tasks:
-                for limiter in limiters:
-                    tasks.start_soon(saturate, Queue(limiter), LOOKUP, 10)
-                await until(lambda: min(len(limiter.used) for limiter in limiters) >= 10)
-                tasks.cancel_scope.cancel()
-    assert strict([at for limiter in limiters for at in limiter.used]) == []
-
-
 @pytest.mark.real_time
 async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
     """Merchants that share a database do not share a limit."""
@@ -446,21 +426,6 @@ async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgre
             limiter = SharedLimiter(limit, other, "merchant")
             await limiter.acquire()
     assert limiter.usage().granted == 6
-
-
-@pytest.mark.slow
-@pytest.mark.real_time
-async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
-    """Without its database a limiter grants nothing; as soon as that is there again, it does."""
-    folder = tmp_path / "mounted later"
-    with contextlib.closing(Database(f"sqlite:///{folder}/payments.db")) as database:
-        limiter = SharedLimiter(RateLimiter(), database, "a")
-        with pytest.raises(StoreError) as caught:
-            await limiter.acquire()
-        assert caught.value.outcome == "not_sent"
-        folder.mkdir()
-        await limiter.acquire()
-        assert limiter.usage().granted == 1
 
 
 @pytest.mark.costly("runs lines of sharing/limiter.py that no quick test runs")

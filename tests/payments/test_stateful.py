@@ -36,6 +36,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import VirtualClockEventLoop
 from tests.payments.service import Outage
+from tests.payments.steps import record_of
 from tests.support.fakes import NOON
 from tests.support.scale import examples, soak
 from tests.support.second_service import BASE_URL, TOKEN, Payment, SecondService, error
@@ -250,10 +251,6 @@ class Shop(RuleBasedStateMachine):
         """Return the transaction of a key, if there is one."""
         return next((made.id for made in self.service.payments if made.owner == key), None)
 
-    def is_possible(self, key: str) -> bool:
-        """Return whether a payment exists or may still come to exist."""
-        return self.service.may_appear(key)
-
     async def create(self, process: Process, key: str) -> None:
         """Create a payment, and hold the answer against the truth."""
         kind, phone_number, amount = KINDS[key]
@@ -379,9 +376,9 @@ class Shop(RuleBasedStateMachine):
     def someone_confirms(self, who: int, number: int) -> None:
         """Say that a payment is absent, which is true: it does not exist, and cannot come to exist."""
         unresolved = [key for key, (state, _) in self.rows().items() if state in {"UNKNOWN", "ABSENT"}]
-        spoken_of = [key for key in unresolved if not self.is_possible(key)] or ["c3"]
+        spoken_of = [key for key in unresolved if not self.service.may_appear(key)] or ["c3"]
         key = spoken_of[number % len(spoken_of)]
-        if self.is_possible(key):
+        if self.service.may_appear(key):
             return
 
         async def work() -> None:
@@ -475,7 +472,7 @@ class Shop(RuleBasedStateMachine):
     def what_exists_is_not_denied(self) -> None:
         """A payment that exists or may come to exist is never absent, and never free to be sent again."""
         for key, (state, _) in self.rows().items():
-            if self.is_possible(key):
+            if self.service.may_appear(key):
                 denied = {"ABSENT", "RELEASED", "NOT_SENT", "REFUSED", "QUEUED", "CANCELLED"}
                 assert state not in denied, f"{key} is {state}"
 
@@ -487,7 +484,7 @@ class Shop(RuleBasedStateMachine):
         kinds = [
             KINDS[key]
             for key in unidentified
-            if KINDS[key][0] == "disbursement" or (not has_jumped and self.is_possible(key))
+            if KINDS[key][0] == "disbursement" or (not has_jumped and self.service.may_appear(key))
         ]
         assert len(kinds) == len({*kinds})
 
@@ -519,8 +516,7 @@ class Shop(RuleBasedStateMachine):
         for key, (state, transaction_id) in self.rows().items():
             assert state != "SENDING", f"{key} is still on its way"
             if self.truth(key) is not None and transaction_id is None:
-                record = await self.workers[0].client.payments.get(key)
-                assert record is not None
+                record = await record_of(self.workers[0].client, key)
                 assert record.is_ambiguous, f"{key} exists, and was not found"
         with self.engine.connect() as connection:
             said = connection.execute(
@@ -536,5 +532,5 @@ class Shop(RuleBasedStateMachine):
 
 TestShop = pytest.mark.soak(Shop.TestCase)
 TestShop.settings = settings(
-    max_examples=examples(soak(48)), stateful_step_count=25, suppress_health_check=[*HealthCheck]
+    max_examples=examples(soak(32)), stateful_step_count=25, suppress_health_check=[*HealthCheck]
 )
