@@ -15,8 +15,8 @@ from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import Event, LimiterWaited
 from mobilemoney_async.sandbox import Choices, faults
 from tests.payments import second_world
-from tests.payments.platform import settle
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_one
+from tests.payments.steps import settle
 from tests.payments.tables import edit
 
 pytestmark = pytest.mark.pairs
