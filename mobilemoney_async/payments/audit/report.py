@@ -20,9 +20,7 @@ from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.matching import (
     KindIndex,
     Match,
-    Spellings,
     estimate_skew,
-    learn,
     match,
     own_samples,
     query_for,
@@ -203,10 +201,6 @@ class AuditComparison:
         return [row for row in self.rows if not row.merchant_id or not own or row.merchant_id == own]
 
     @cached_property
-    def _spellings(self) -> Spellings:
-        return learn(self.rows, self.owned, self.facts.merchant_id)
-
-    @cached_property
     def _index(self) -> KindIndex[PaymentRecord]:
         index, keys = KindIndex[PaymentRecord](), {each.key for each in self.owned.values()}
         for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
@@ -305,9 +299,9 @@ class AuditComparison:
             yield difference(DifferenceKind.UNCLAIMED, said, row=row, step=step)
 
     def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
-        """Return the payments of a row's kind that were sent within a day of it, nearest first."""
+        """Return the payments of the kind of one of `own_rows` that were sent within a day of it, nearest first."""
         alike = self._index.find(row_kind(row))
-        fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
+        fits = (each for each in alike if match(query_for(each), row) is not Match.NONE)
         # A row without a readable time may be of any time.
         at = row.created_at
         far = [(timedelta(0) if at is None else abs(query_for(each).sent_at - at), each) for each in fits]
