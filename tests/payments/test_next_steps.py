@@ -38,6 +38,10 @@ def test_an_unknown_payment_within_the_grace_period_is_looked_for_again_after_it
         "Look for it in the service's list. That may show it until 12:02 UTC. No look has ended since its request did."
     )
     assert new.text == said
+    assert (
+        next_step(unknown(None), LATER).text
+        == "Look for it in the service's list. No look has ended since its request did."
+    )
     for cause in (PaymentCause.IN_GRACE, PaymentCause.NO_LATER):
         looked_for = unknown(cause, looked_at=NOON, next_look_at=NOON)
         step = next_step(looked_for, NOON + timedelta(seconds=5))
@@ -143,6 +147,13 @@ def test_a_payment_that_may_be_a_transaction_is_identified_or_the_transaction_ex
             ),
             "Its end is not believed: it is another. Ask the service, then follow it again, or take its end as it is",
             (("watch", "tx-1"), ("payments", "recover", "order 1=tx-1", *NOTE)),
+        ),
+        (
+            record(
+                PaymentState.ACKNOWLEDGED, transaction_id="tx-1", cause=PaymentCause.OTHER_MERCHANT, reason="it is odd"
+            ),
+            "Its end is not believed: it is odd. Ask the service, then follow it again.",
+            (("watch", "tx-1"),),
         ),
         (
             record(PaymentState.RELEASED),

@@ -194,6 +194,7 @@ async def test_nothing_is_sent_while_the_list_cannot_be_read(
     failed = await world.attempt(client, asked)
     assert isinstance(failed, StoreError), failed
     assert failed.outcome == "not_sent"
+    assert ("confirmed absent" in str(failed)) is (state == "RELEASED")
     assert (await world.get(client, "k")).state == state
     assert world.posts("k") == 1
     world.service.answer_list = lambda request: None

@@ -146,6 +146,7 @@ def test_hidden_lines_and_columns_pay_nobody() -> None:
     assert "hidden: lines 4-5, 7: show" in refused(raw(rows))
     flat = "".join(f'<row r="{row}" ht="{high}">{PAID.replace("2", str(row))}</row>' for row, high in ((2, 15), (3, 0)))
     assert "line 3" in refused(raw(flat))
+    assert "line 2" in refused(raw(f'<row hidden="1">{PAID}</row>'))  # the next one, where it has no number
     assert "(B)" in refused(raw(f"<row>{PAID}</row>", before='<cols><col min="2" max="2" width="0.1"/></cols>'))
     unused = '<sheetFormatPr zeroHeight="1" defaultRowHeight="15"/>'  # of rows that are not written
     assert len(read_rows(raw(f'<row r="2">{PAID}</row>', before=unused))) == 1
