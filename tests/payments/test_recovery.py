@@ -451,6 +451,18 @@ async def test_new_credentials_that_cannot_be_checked(world: World, kind: str) -
         await world.pay(client, [order(kind, "second", 2)])
 
 
+async def test_new_credentials_that_show_another_payment_pay_nothing(sqlite_file_url: str) -> None:
+    """Under the id of ours: two merchants may have the same ids."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 1)])
+    world.service.payments[0].amount = "7"
+    async with world.client(auth="new.token", on_event=events.append) as client:
+        await stopped(world, client, [order("collections", "second", 2)])
+    assert len([event for event in events if isinstance(event, AccountMismatch)]) == 1
+
+
 @pytest.mark.parametrize("haste", ["timeout", "deadline"])
 async def test_a_look_up_that_was_too_slow_for_one_caller(world: World, haste: str) -> None:
     """It stops that caller only: others, which wait longer, look for themselves."""

@@ -428,6 +428,20 @@ async def test_a_repeated_payment_is_noticed_in_any_spelling(world: World, clien
     assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
 
 
+async def test_what_an_earlier_attempt_has_made_fits_its_key(world: World, client: AsyncClient) -> None:
+    """Where the list masks numbers, too, and shows it long after the payment was sent again."""
+    asked = order("disbursements")
+    world.service.list = ListBehaviour(spell=masked, hide=lambda payment: payment.owner == "k")
+    await begin(world, client)
+    first = await a_refusal_was_none(world, client, asked)
+    await anyio.sleep(3 * HOUR)
+    await world.pay(client, [asked])
+    world.service.list = ListBehaviour(spell=masked)
+    await world.read(client)
+    (found,) = await client.payments.unclaimed()
+    assert (found.transaction_id, found.fits_key) == (first, "k")
+
+
 # What is done about them
 
 
@@ -692,10 +706,14 @@ async def test_each_is_an_event_and_many_are_one_warning(
             await client.transactions.page()
             await anyio.sleep(GRACE + 36)
             await client.transactions.page()
-        # The first five came within five minutes of the warning, the other five with them after that.
-        (line,) = (each for each in warnings(caplog) if "another system" not in each)
-        assert "claims 5 of the transactions at the service, of which 0 may be paid twice" in line
         assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 11
+        # The second five come within five minutes of the warning of the first five: a page after that names them.
+        for found in world.service.payments[-10:-5], world.service.payments[-5:]:
+            (line,) = (each for each in warnings(caplog) if "another system" not in each)
+            assert "claims 5 of the transactions at the service, of which 0 may be paid twice" in line
+            assert found[0].id in line
+            await anyio.sleep(5 * MINUTE)
+            await client.transactions.page()
 
 
 async def test_another_system_is_reported_by_one_of_two_processes(
