@@ -198,6 +198,11 @@ async def test_logins_that_deadlines_cut_short_come_further_and_further_apart() 
     await look_up(client.with_options(deadline=None))
     assert await gather(5, client) == [None] * 5
     assert transport.logins == 6
+    await anyio.sleep(3600)
+    start = anyio.current_time()
+    while anyio.current_time() < start + 2:
+        await gather(5, client)
+    assert transport.logins == 9  # after one that was answered, again at 0, 0.5 and 1.5 s
 
 
 async def test_followers_may_be_cancelled_too() -> None:

@@ -24,7 +24,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.database.schema import METADATA
+from mobilemoney_async.database.schema import METADATA, payments
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.text import mask_phone_number
 from tests.payments.platform import platform_of
@@ -195,7 +195,7 @@ async def test_a_key_that_was_not_paid_may_be_paid_later(store_url: str) -> None
         assert {each.phone_number for each in await client.payments.list()} == {NUMBER}
 
 
-@pytest.mark.parametrize("way", ["pending", "unknown", "queued", "batch"])
+@pytest.mark.parametrize("way", ["pending", "unknown", "refused softly", "queued", "batch"])
 async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -> None:
     """The error names the keys, nothing is changed, and later it can be done."""
     async with shop(store_url) as (client, store, sandbox):
@@ -207,6 +207,10 @@ async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -
         elif way == "unknown":
             sandbox.by_hand = True
             await pay(client, NUMBER, "open", 3)
+        elif way == "refused softly":
+            await pay(client, NUMBER, "open", 3)
+            refused = {"state": "REFUSED", "is_certain": False, "transaction_id": None}
+            execute(store_url, payments.update().where(payments.c.key == "open").values(refused))
         elif way == "queued":
             given: dict[str, Any] = {"type": "collection", "phone_number": NUMBER, "amount": 3}
             await client.payments.enqueue(**given, idempotency_key="open")

@@ -172,6 +172,20 @@ async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
         await anext(client.payments.changes(after=first.cursor))
 
 
+async def test_a_consumer_that_is_forgotten_leaves_nothing_to_the_next_one_of_its_name(
+    client: AsyncClient, feed: Any
+) -> None:
+    """No change that was to come again, either."""
+    await enqueue(client, "a")
+    (change,) = await take(feed, 1)
+    await change.failed("away")
+    await feed.aclose()
+    await client.payments.forget_consumer("books")
+    await anyio.sleep(3)
+    again = client.payments.changes(consumer="books", start="now", forever=False)
+    assert keys([change async for change in again]) == ""
+
+
 async def test_what_another_account_holds_back_is_pruned_here(world: World, client: AsyncClient) -> None:
     """Of a payment with the same key."""
     async with world.client(world.store(account="other")) as other:

@@ -312,6 +312,23 @@ async def test_a_retry_waits_for_a_decision_if_the_first_payment_turns_to_succes
 
 
 @pytest.mark.slow
+@on_asyncio
+async def test_an_explained_transaction_keeps_no_line_of_another_number_out(sqlite_file_url: str) -> None:
+    """Though the amount is the same."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        rows = [{**ROWS[each], "amount": 1_000} for each in range(2)]
+        batch = await approved(client, await client.payouts.propose(rows, name="salaries", by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        made = world.service.make("disbursement", number(0), "1000", status="SUCCESS")
+        await world.read(client)
+        await client.payments.explain(made.id, note="Asha: paid by hand")
+        retry = await client.payouts.retry(batch.id, by="Asha")
+        assert (retry.lines, [*retry.left_out]) == (1, [1])
+
+
+@pytest.mark.slow
 @BOTH
 async def test_a_line_whose_number_was_erased_stays_out(world: World, client: AsyncClient) -> None:
     """The store cannot pay it any more, and sends no mark of an erased number."""
