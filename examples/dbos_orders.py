@@ -34,7 +34,8 @@ SERIALIZER = DBOSPortableJSONSerializer()
 
 logger = logging.getLogger("orders")
 store = SQLStore(URL)
-engine = sa.create_engine(URL, pool_pre_ping=True, hide_parameters=True)  # its errors would show phone numbers
+# Its errors would show phone numbers; and who has waited for a lock must see the row as it is then.
+engine = sa.create_engine(URL, pool_pre_ping=True, hide_parameters=True, isolation_level="READ COMMITTED")
 tables = sa.MetaData()
 orders = sa.Table(
     "orders",

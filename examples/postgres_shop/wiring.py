@@ -206,7 +206,9 @@ def shop_lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Without `hide_parameters` an error in the log would show phone numbers.
-        engine = create_async_engine(URL.set(drivername="postgresql+asyncpg"), hide_parameters=True, pool_pre_ping=True)
+        # READ COMMITTED, whatever the server's default is: who has waited for a lock must see the row as it is then.
+        url = URL.set(drivername="postgresql+asyncpg")
+        engine = create_async_engine(url, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED")
         sessions = async_sessionmaker(engine, expire_on_commit=False)
         try:
             async with sessions.begin() as session:  # the row to lock, if no worker has made it before
