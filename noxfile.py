@@ -63,7 +63,7 @@ QUICK = ("-m", "not once and not slow")
 # Tests of what meets the HTTP client.
 MEETS_HTTP = ("tests/calls", "tests/resources", "tests/test_client.py", "tests/test_money_safety.py")
 
-# Of this run alone: `.ci/run` has two at a time.
+# Of this run alone: `.ci/run` has several at a time.
 wheels = tempfile.TemporaryDirectory(prefix="wheel-")
 built: list[Path] = []
 

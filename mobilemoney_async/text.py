@@ -15,8 +15,8 @@ _FORMULA_INSIDE = re.compile(f';([\\s"]*[{re.escape("".join(_FORMULA))}])')
 _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 
 # Uncompiled: `re` compiles them at the first error, and keeps them.
-# A name of one of our tables is none; by the last part a JWT begins.
-_LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//|mobilemoney_[a-z_]++(?![\w\-.~+/=]))[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"
+# A word such as the names of our tables is none; by the last part a JWT begins.
+_LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//|mobilemoney_[a-z_.]++(?![\w\-~+/=]))[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"
 # Nine digits with any separators, or six with spaces and hyphens. A masked number stays as it is.
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}\d){8,}|(?:[ \-]*+\d){6,}|(?:[ \-]*+\d){5}(?!…))"
 # Without dots, which tokens have.

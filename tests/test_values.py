@@ -95,6 +95,7 @@ class TestAmounts:
             "1_000",
             "1,000",
             " 1000",
+            *("1000 ", "1000\u00a0", "15\u0661", "500.50", "1.234.567", "15 000", "15'000"),
             "1000\n",
             "NaN",
             "Infinity",
@@ -275,7 +276,7 @@ class TestRedaction:
         ("said", "shown"),
         [
             ("no such recipient +255680000001.", "no such recipient +25568…001."),
-            ("denied for table mobilemoney_payment_history", "denied for table mobilemoney_payment_history"),
+            ("for table mobilemoney_payment_history.", "for table mobilemoney_payment_history."),
             ("mobilemoney_payment_historyX mobilemoney_token_1", "[redacted] mobilemoney_token_1"),
             ('{"phone_number":"+255680000001"}', '{"phone_number":"+25568…001"}'),
             ("call 0680 000 001 now", "call 068…01 now"),

@@ -228,11 +228,10 @@ def make_engine(url: sa.URL, *, patience: float = PATIENCE, makes_file: bool = T
         patience: Seconds for which SQLite waits for its locks.
         makes_file: Whether a file of SQLite that is missing is made.
     """
-    # hide_parameters: they are phone numbers.
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(
             url,
-            hide_parameters=True,
+            hide_parameters=True,  # they are phone numbers
             connect_args={"timeout": PATIENCE, "check_same_thread": False, "factory": _Connection},
             execution_options=_BY_NAME,
             **_POOL,
@@ -282,8 +281,12 @@ def _before_connect(
     if file in _inherited:
         said = f"a transaction in {file} was open when this process was forked, and SQLite would lose data here"
         raise StoreError(f"{said}: fork while the store is idle, or start processes with spawn", outcome="not_sent")
-    for opened in [each for each in list(_open.values()) if each[0] == file]:
-        _require_in_place(*opened)
+    for place, opened in [each for each in list(_open.items()) if each[1][0] == file]:
+        try:
+            _require_in_place(*opened)
+        except StoreError:
+            if _open.get(place) is opened:  # else it was closed meanwhile
+                raise
     if makes_file:
         _make_private(file)
     else:
@@ -310,18 +313,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _on_connect(connection: Any, record: object, *, file: str, patience: float) -> None:
-    _open[id(connection)] = file, {file: _identity(file)}
     weakref.finalize(connection, _open.pop, id(connection), None).atexit = False  # where no event tells of its end
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     # SQLite itself does not wait here if several processes make the database at once: `Database.open` tries again.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
-    # From the first read on the log is there, if there is one, until the last connection is closed. The first write may
-    # have copied a file of an image.
+    # From the first read on the log and its index are there, if at all. The first write may copy a file of an image.
     connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").close()
-    log = f"{os.path.realpath(file)}-wal"
-    _open[id(connection)] = file, {file: _identity(file), **({log: known} if (known := _identity(log)) else {})}
+    names = [file, *(f"{os.path.realpath(file)}{end}" for end in ("-wal", "-shm"))]
+    _open[id(connection)] = file, {each: known for each in names if (known := _identity(each)) or each == file}
 
 
 def _identity(file: str) -> tuple[int, int] | None:
@@ -338,7 +339,10 @@ def _require_in_place(file: str, known: Mapping[str, tuple[int, int] | None]) ->
     for name, identity in known.items():
         if identity is None or _identity(name) != identity:
             said = f"{name} was removed or replaced while this process had it open, and what it writes would be lost"
-            raise StoreError(f"{said}: stop all processes, put {file} back, and start them again", outcome="not_sent")
+            advice = (
+                "put the file back" if name == file else f"say mobilemoney payments restored (some of {file} is lost)"
+            )
+            raise StoreError(f"{said}: stop all processes, {advice}, and start them again", outcome="not_sent")
 
 
 def _make_private(name: str) -> None:

@@ -51,6 +51,8 @@ class FullListing:
         self._repeated = 0
         self._read_again = 0
         self._barren = 0
+        self._is_past_end = False
+        self._claimed = 0  # by pages with rows after one without: the rows had not left
 
     def take(self, answer: TransactionPage) -> list[Transaction]:
         """Return the rows of the page asked for that were not shown before, and choose the next page."""
@@ -63,6 +65,9 @@ class FullListing:
         self._repeated += len(answer.transactions) - len(fresh)
         self._barren = 0 if fresh else self._barren + 1
         total = answer.pagination.total_count
+        if length and self._is_past_end:
+            self._claimed = max(self._claimed, total)
+        self._is_past_end |= not length
         if self._total is None:
             # Where there is a second page the first is full: its length is the page size, whatever limit we asked for.
             self._size = max(1, length)
@@ -90,7 +95,9 @@ class FullListing:
         It may lack rows that came while it was read: each has pushed another one, which was repeated.
         """
         counted, total = self.counted, self._total or 0
-        return self.page is None and (counted is None or self.shown < max(counted, total - self._repeated))
+        return self.page is None and (
+            counted is None or self.shown < max(counted, total - self._repeated, self._claimed)
+        )
 
     def _next(self, page: int, length: int, pages: float) -> int | None:
         start, end = (page - 1) * self._size, page * self._size

@@ -320,16 +320,15 @@ async def test_a_new_database_is_its_owners_alone(tmp_path: Path, monkeypatch: p
 
 
 @on_asyncio
-@pytest.mark.parametrize("what", ["removed", "replaced", "log"])
+@pytest.mark.parametrize("what", ["removed", "replaced", "wal", "shm"])
 async def test_in_a_file_that_was_removed_or_replaced_nothing_is_paid(tmp_path: Path, what: str) -> None:
     """SQLite would write on in it: who opens the file of that name knows of no such payment, and pays again."""
     file = tmp_path / "payments.db"
     world = make_world(f"sqlite:///{file}")
     async with world.client() as client:
         await client.collections.create(**ORDER, idempotency_key="order-1")
-        if what == "log":  # as the usual advice goes after a file was copied
-            (tmp_path / "payments.db-wal").unlink()
-            (tmp_path / "payments.db-shm").unlink()
+        if what in {"wal", "shm"}:  # as the usual advice goes after a file was copied
+            (tmp_path / f"payments.db-{what}").unlink()
         elif what == "replaced":
             shutil.copy(file, tmp_path / "backup")
             (tmp_path / "backup").replace(file)
