@@ -6,7 +6,7 @@ the clock, or gives up in less than a minute, says on its line why a late machin
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ SLEEPS = {"anyio.sleep", "asyncio.sleep", "trio.sleep"}
 LIMITS = {"anyio.fail_after", "anyio.move_on_after", "asyncio.timeout", "asyncio.wait_for", "trio.fail_after"}
 MINUTE = 59.9
 REASON = re.compile(r"# real time: \w")
-# A module with none of these words has no fault.
-SUSPECT = re.compile(r"\btime\.|sleep\(|PATIENCE|timeout=|_after\(|wait_for\(|\.(wait|join|result)\(\d")
+# Code with none of these words has no fault.
+SUSPECT = re.compile(r"\btime\.|sleep\(|PATIENCE|timeout[=(]|_after\(|wait_for\(|\.(wait|join|result)\(\s*\d")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -30,9 +30,15 @@ def find_faults(source: str) -> list[str]:
     if not SUSPECT.search(source):
         return []
     module, lines = ast.parse(source), source.splitlines()
-    in_real_time = {node for each in _real_functions(module, lines) for node in ast.walk(each)}
+
+    def nodes(parts: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+        for each in parts:
+            if SUSPECT.search(_written(each, lines)):
+                yield from ast.walk(each)
+
+    in_real_time = {*nodes(_real_functions(module, lines))}
     faults = []
-    for node in ast.walk(module):
+    for node in nodes(module.body):
         if isinstance(node, ast.Assign | ast.Call):
             said = _fault(node, is_real=node in in_real_time)
             if said and not REASON.search("\n".join(lines[node.lineno - 1 : node.end_lineno])):
@@ -111,8 +117,11 @@ def _is_real(function: Function, marks: set[str], lines: list[str]) -> bool:
 
 def _says(pattern: str, node: ast.stmt, lines: list[str]) -> bool:
     """Tell whether code says something, comments aside. Few lines do: unparsing all takes seconds."""
-    written = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    return bool(re.search(pattern, written) and re.search(pattern, ast.unparse(node)))
+    return bool(re.search(pattern, _written(node, lines)) and re.search(pattern, ast.unparse(node)))
+
+
+def _written(node: ast.stmt, lines: list[str]) -> str:
+    return "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def _is_number(node: ast.expr, most: float = float("inf")) -> bool:

@@ -539,7 +539,7 @@ def test_texts_of_foreign_origin_are_short_and_printable(hostile: str, status: i
 @pytest.mark.parametrize("kind", ["[]", "{}", "dict", "codes"])
 def test_a_body_may_be_nested_as_deep_as_it_likes(kind: str) -> None:
     """Depth ends in one of our errors, not in a RecursionError."""
-    for depth in (100, 400, 700, 900, 2_000, 100_000):
+    for depth in (100, 400, 900, 100_000):
         body = {
             "[]": "[" * depth + "]" * depth,
             "{}": '{"a":' * depth + "1" + "}" * depth,

@@ -229,7 +229,7 @@ async def running(sandbox: Sandbox, folder: Path) -> AsyncIterator[tuple[Shop, A
 async def test_a_crowd_at_one_process_is_served_right(tmp_path: Path) -> None:
     """With four readers for each customer each order ends as its number says, once, and is shown to its own."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=100.0, longest_delay=300.0))
-    orders = make_orders(soak(200), [DECLINES, LATE])
+    orders = make_orders(soak(120), [DECLINES, LATE])
     orders += [Order(f"order-no-answer-{item}", item, NO_ANSWER) for item in PRICES]
     async with running(sandbox, tmp_path) as (shop, _):
         with anyio.fail_after(PATIENCE):
@@ -291,13 +291,13 @@ async def pay_through_an_outage(sandbox: Sandbox, folder: Path, orders: Sequence
 async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> None:
     """Told to stop in a rush the shop finishes what is on its way and ends by itself; its next start knows the rest."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, latency=10.0, median_delay=100.0))
-    orders = make_orders(soak(150))
+    orders = make_orders(soak(100))
     async with running(sandbox, tmp_path) as (shop, stack):
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as crowd:
                 for order in orders:
                     crowd.start_soon(shop.buy, order)
-                await until(lambda: len(sandbox.transactions) >= soak(40))
+                await until(lambda: len(sandbox.transactions) >= soak(28))
                 shop.process.signal(signal.SIGTERM)
                 assert await shop.end() in {0, -signal.SIGTERM}
                 records = await shop.records()
@@ -312,7 +312,7 @@ async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> No
 async def test_kill_9_loses_no_ending(tmp_path: Path) -> None:
     """Killed twice while payments end, the shop hands the ending of each to `on_settled`, and no other."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=200.0, longest_delay=400.0))
-    orders = make_orders(soak(80), [DECLINES])
+    orders = make_orders(soak(60), [DECLINES])
     ends = {f"{order.name} {'SUCCESS' if order.end == 'succeeded' else 'FAILED'}" for order in orders}
     book = tmp_path / "payments.db.settled"
     book.touch()

@@ -84,9 +84,9 @@ _TABLE = (
 async def test_the_table(wanted: float, confirmed: float, mean: float, p95: float, by_id: bool) -> None:
     """So many payments a minute are confirmed, so late, without a single rejection; tracked by their ids, too.
 
-    At 54 a minute a short day is off by some percent of chance; `benchmarks/goodput.py` holds 9 s and 20 s.
+    At 54 a minute, and at 6, a short day is off by some percent of chance; `benchmarks/goodput.py` holds 9 s and 20 s.
     """
-    found = await Shop(wanted).run(functools.partial(follow, by_id=by_id), minutes=14)
+    found = await Shop(wanted).run(functools.partial(follow, by_id=by_id), minutes=MINUTES if wanted == 30 else 14)
     assert found.confirmed >= confirmed
     assert found.mean <= mean
     assert found.p95 <= p95
