@@ -502,6 +502,27 @@ class TestOutage:
                 await create(allowed)
         assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
 
+    async def test_after_a_refusal_of_a_queued_payment(self, sqlite_file_url: str) -> None:
+        """One that goes back into the queue can be taken out of it as soon as the database is back."""
+        world = make_world(sqlite_file_url)
+        token = world.sandbox.issue_token(["read"])
+        await bind(world, auth=token)
+        store = world.store()
+        outage = Outage(account_store(store).database)
+
+        async def fail(request: httpx.Request) -> None:
+            outage.fails = lambda number: True
+
+        world.line.after = fail
+        async with world.client(store, auth=token) as client:
+            await client.payments.enqueue(type="collection", **ORDER, idempotency_key="order-1")
+            async with client.dispatcher():
+                await anyio.sleep(5)
+            assert world.states() == ["SENDING"]
+            outage.fails = never
+            cancelled = await client.payments.cancel("order-1", note="Asha: no longer needed")
+            assert cancelled.state is PaymentState.CANCELLED
+
     async def test_between_two_attempts(self, sqlite_file_url: str) -> None:
         """A refusal that is not recorded yet does not keep the next attempt from being recorded properly."""
         async with failing(sqlite_file_url, lambda number: number in {2, 3, 4, 5}) as (world, _, client):

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     Acknowledgement,
@@ -21,6 +22,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.database.leases import TaskLease, new_holder
+from mobilemoney_async.database.schema import lives
 from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
@@ -38,6 +40,7 @@ from tests.payments.second_world import (
     refuse_softly,
 )
 from tests.payments.test_recovery import dump, replace
+from tests.support.databases import execute
 from tests.support.second_service import ListBehaviour, error
 
 pytestmark = [pytest.mark.pairs, pytest.mark.slow]
@@ -440,6 +443,18 @@ async def test_a_word_that_the_store_was_restored(world: World, kind: str) -> No
         await anyio.sleep(GRACE)
         await world.pay(client, [order(kind, "new", 200)])
         await is_stopped(world, client, forgotten)
+
+
+async def test_a_word_about_one_account_shortens_no_life_of_another(sqlite_file_url: str) -> None:
+    """What that account has lost is no other's."""
+    world = make_world(sqlite_file_url)
+    of_other = sa.select(lives.c.until).where(lives.c.account == "other")
+    async with world.client() as client, world.client(store=SQLStore(world.url, account="other")) as other:
+        await settle(world, other, "collections")
+        await world.reconcile(other, *[MINUTE] * 3)
+        before = execute(world.url, of_other)
+        await client.payments.restored(note="Asha restored the backup of noon")
+    assert before == execute(world.url, of_other) != []
 
 
 @pytest.mark.parametrize(("is_said_of", "later"), [("account", 0), ("database", 0), ("account", 6 * MINUTE)])

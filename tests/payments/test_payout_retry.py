@@ -313,6 +313,26 @@ async def test_a_retry_waits_for_a_decision_if_the_first_payment_turns_to_succes
 
 @pytest.mark.slow
 @on_asyncio
+async def test_of_two_retries_of_one_payment_one_is_approved(sqlite_file_url: str) -> None:
+    """A retry and the first batch may both be retried: the second one would pay beside the first."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        batch = await approved(client, await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        first = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
+        await send(client, 1)
+        await settle(world, client)
+        second, third = [await client.payouts.retry(each.id, by="Asha") for each in (first, batch)]
+        await approved(client, second)
+        await send(client, 1)
+        await settle(world, client)
+        with pytest.raises(StoreError, match="must not be paid again"):
+            await approved(client, third)
+
+
+@pytest.mark.slow
+@on_asyncio
 async def test_an_explained_transaction_keeps_no_line_of_another_number_out(sqlite_file_url: str) -> None:
     """Though the amount is the same."""
     world = make_world(sqlite_file_url)

@@ -197,7 +197,11 @@ async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> N
     ("serves", "same", "others"),
     [
         ("https://a.example/v1", "https://A.example:443/v1/", ["https://a.example/v2", "https://b.example/v1"]),
-        ("https://a.example:8443/v1", "https://a.example:8443/v1", ["https://a.example/v1", "http://localhost/v1"]),
+        (
+            "https://a.example:8443/v1",
+            "https://a.example:8443/v1",
+            ["https://a.example/v1", "https://a.example:9443/v1"],
+        ),
         ("http://127.0.0.1:8000/v1", "http://localhost:9000/v1", ["https://localhost/v1", "https://a.example/v1"]),
     ],
 )
