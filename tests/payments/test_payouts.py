@@ -631,6 +631,7 @@ WRONG: list[tuple[Any, str]] = [
     (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"), "not UTF-8"),
     (io.StringIO(f"{HEAD}\n" + "x" * 20_000_000), "more than 20,000,000 characters"),
     (io.BytesIO(f"{HEAD},n\n+255681234501,1,{'é' * 10_000_000}\n".encode()), "more than 20,000,000 characters"),
+    (io.BytesIO(b"\xff" * 20_000_000), "not UTF-8"),  # as long as one may be
     (f"{HEAD}{',x' * 199}\n", "line 1 has more than 200 columns"),
     (itertools.repeat({"phone_number": PHONE_NUMBER, "amount": 1}), "more than 50,000 rows"),
     ([{"amount": 1}], "line 1: has no phone_number"),
