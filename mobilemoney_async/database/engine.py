@@ -12,7 +12,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +51,7 @@ _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp()) AS shown").columns(sa.column("shown"))
+_LOCKED = "the store failed: another transaction, perhaps an open one of yours, has locked a row that this one changes"
 _OWN = (
     "your own transaction is open since enqueue(), and SQLite has one writer: commit it before you await a call that "
     "writes to the store, which would wait for it"
@@ -272,6 +272,8 @@ class Database:
             try:
                 return await run_in_thread(lambda: self._run_alone(work), limiter=limiter)
             except _LockedError:
+                if monotonic() + pause > work.until:
+                    raise database_failure(_LOCKED) from None
                 # Not in the thread: a wait for a row of one account must not keep all others waiting.
                 await anyio.sleep(random.uniform(0, pause))  # noqa: S311 (no secret)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
@@ -382,8 +384,12 @@ def timeline(connection: sa.Connection) -> int | None:
     known = connection.info
     if connection.dialect.name == "postgresql" and ("timeline" not in known or IS_POOLED in known):
         known["timeline"] = None
-        with suppress(sa.exc.DBAPIError), connection.begin_nested():
-            known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)
+        try:
+            with connection.begin_nested():
+                known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)
+        except sa.exc.DBAPIError as exc:
+            if exc.connection_invalidated:
+                raise
     return known.get("timeline")
 
 

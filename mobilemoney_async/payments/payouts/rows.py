@@ -319,6 +319,7 @@ def _read_header(line: int, cells: list[str], columns: Mapping[str, str]) -> lis
     if missing or len(set(named)) < len(named):
         problem = f"it lacks {' and '.join(dict.fromkeys(missing))}" if missing else "a column is there twice"
         hint = "" if columns else "; columns (--columns) gives the file's own names"
+        hint += "; a file's path is a pathlib.Path" if len(cells) == 1 else ""
         raise _wrong(f"line {line} must be the header phone_number,amount[,key][,…]: {problem}{hint}")
     return names
 
