@@ -486,6 +486,15 @@ class TestOutage:
         assert world.ids() == world.made
         assert world.sent == 1
 
+    async def test_after_the_loss_and_before_a_decision(self, sqlite_file_url: str) -> None:
+        """Someone can say which transaction it is as soon as the database is back."""
+        async with failing(sqlite_file_url, lambda number: number >= 2) as (world, outage, client):
+            world.sandbox.script(faults.lost(processed=True), on="c2b")
+            await _expect(client, OutcomeUnknown, "unknown")
+            outage.fails = never
+            found = await client.payments.identify("order-1", world.made[0], note="Asha: on the dashboard")
+        assert [found.transaction_id] == world.made
+
     async def test_after_a_refusal(self, sqlite_file_url: str) -> None:
         """A refusal that cannot be recorded is raised as it is, and the key may be used again later."""
         world = make_world(sqlite_file_url)
