@@ -452,14 +452,16 @@ async def record(url: str, key: str, number: str) -> None:
 async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_url: str) -> None:
     """With resume=True every payment of the store that is not final is tracked, and its final state recorded."""
     till = Till.of("x", "y")
-    await record(store_url, "order-1", "x")
-    await record(store_url, "order-2", "y")
+    await record(store_url, "order-2", "x")
+    await record(store_url, "order-1", "y")
     till.end("x")
+    database = Database(store_url)
+    oldest_first = await database.read(lambda connection: pending_ids(Journal(connection, "default")))
+    assert oldest_first == ["x", "y"]
     async with process(till, store_url, "a", resume=True) as a:
         assert a.pending == 2
         assert (await a.wait("x")).succeeded
-        database = Database(store_url)
-        found = await database.read(lambda connection: Journal(connection, "default").find("order-1"))
+        found = await database.read(lambda connection: Journal(connection, "default").find("order-2"))
         assert found is not None
         assert (found.state, str(found.status)) == (PaymentState.FINAL, "SUCCESS")
         till.end("y", status="TIMEOUT")

@@ -713,6 +713,7 @@ async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
             await anyio.sleep(10)
             assert world.sent == number + 1
+    assert "is paused" not in caplog.text
 
 
 async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause(sqlite_file_url: str) -> None:
