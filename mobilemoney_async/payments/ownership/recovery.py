@@ -78,8 +78,8 @@ _BACKOFF, _LONG_BACKOFF, _PATIENCE = 10.0, 60.0, 10.0
 # Own payments, the latest ones, that show the service's clock.
 _WITNESSES = 5
 _DAY, _MONTH, _TIME = timedelta(days=1), timedelta(days=30), accounts.c.lost_at.type
-_UNREADABLE = "its list cannot be read"
-_NOT_YET = "its list may not show yet what the store has lost"
+_UNREADABLE, _NOT_YET = "its list cannot be read", "its list may not show yet what the store has lost"
+_TO_COMPARE, _NOT_NOTED = "has to be compared with the service before a disbursement", "was not noted as compared"
 _SAID_SINCE = "someone has said meanwhile that it was restored, or was compared"
 _IN_QUESTION = frozenset({RowClass.LOST, RowClass.UNMATCHED})
 _NO_CLOCK = (
@@ -141,16 +141,14 @@ class Recovery:
             self.memory.in_question = ()
             await self.binding.keep_contact(facts)
             if facts.went_backwards and not is_collection:
-                raise payment_delayed(f"has to be compared with the service before a disbursement, but {_NOT_YET}")
+                raise payment_delayed(f"{_TO_COMPARE}, but {_NOT_YET}")
             return False
         patience = min(_PATIENCE, (self._pipeline.options.deadline or math.inf) / 2) if is_collection else None
         try:
             return await self._compare_alone(facts, patience)
         except _UnreadableError as exc:
             if not is_collection:
-                raise payment_delayed(
-                    f"has to be compared with the service before a disbursement, but {exc}"
-                ) from exc.__cause__
+                raise payment_delayed(f"{_TO_COMPARE}, but {exc}") from exc.__cause__
             await self.note_due()  # the process with the lease may have died before it did
             if facts.shows_loss or not facts.has_others(now):
                 await self._store.read(lambda journal: require_placed(journal, request, now, self.memory.in_question))
@@ -191,13 +189,11 @@ class Recovery:
         settles_at = facts.settles_at(now, self._grace)
         if now < settles_at:
             await self.binding.save(again_at=settles_at)
-            raise payment_delayed(
-                f"was not noted as compared: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC"
-            )
+            raise payment_delayed(f"{_NOT_NOTED}: {_NOT_YET}; say so after {settles_at:%Y-%m-%d %H:%M:%S} UTC")
         due, clock = await self._note_due(facts), Skew(low=self._store.clock_offset, high=self._store.clock_offset)
         lost = due.lost_time(clock) if due.went_backwards else None
         if not await shielded(partial(self._save, due, (), lost, clock, note=printable(note))):
-            raise payment_delayed(f"was not noted as compared: {_SAID_SINCE}")
+            raise payment_delayed(f"{_NOT_NOTED}: {_SAID_SINCE}")
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one, and raise as `compare` does.
@@ -309,9 +305,7 @@ class Recovery:
     async def _look(self, due: DueComparison) -> tuple[str | None, float]:
         """Compare the list with the store; return why it does not suffice, or None, and when to look again."""
         listing, owned, skew = await self._list(due)
-        comparison, has_own, flaw = await self._store.read(
-            lambda journal: self._read(journal, listing, owned, due, skew)
-        )
+        comparison, has_own, flaw = await self._store.read(lambda each: self._read(each, listing, owned, due, skew))
         if comparison.rows and skew == _ANY_CLOCK:
             self.memory.in_question = [row for row in comparison.rows if str(row.status) not in FAILED]
             return _NO_CLOCK.format(may_be([row.id for row in comparison.rows]).about), _BACKOFF
