@@ -311,18 +311,25 @@ async def test_a_retry_waits_for_a_decision_if_the_first_payment_turns_to_succes
     assert live(world) == {number(0): 2 if word == "explain" else 1}
 
 
+async def fail_twice(world: World, client: AsyncClient) -> list[PayoutBatch]:
+    """Return a batch of one line, whose payment has failed, and the retry, whose payment has failed too."""
+    proposed, batches = await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"), list[PayoutBatch]()
+    while True:
+        batches.append(await approved(client, proposed))
+        await send(client, 1)
+        await settle(world, client)
+        if len(batches) == 2:
+            return batches
+        proposed = await client.payouts.retry(proposed.id, by="Asha")
+
+
 @pytest.mark.slow
 @on_asyncio
 async def test_of_two_retries_of_one_payment_one_is_approved(sqlite_file_url: str) -> None:
     """A retry and the first batch may both be retried: the second one would pay beside the first."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        batch = await approved(client, await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"))
-        await send(client, 1)
-        await settle(world, client)
-        first = await approved(client, await client.payouts.retry(batch.id, by="Asha"))
-        await send(client, 1)
-        await settle(world, client)
+        batch, first = await fail_twice(world, client)
         second, third = [await client.payouts.retry(each.id, by="Asha") for each in (first, batch)]
         await approved(client, second)
         await send(client, 1)
@@ -392,12 +399,7 @@ async def test_a_line_of_which_a_payment_was_moved_away_stays_out(sqlite_file_ur
     """That one may have paid it. Both batches are shown all the same."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        first = await approved(client, await client.payouts.propose(ROWS[:1], name="salaries", by="Asha"))
-        await send(client, 1)
-        await settle(world, client)
-        retry = await approved(client, await client.payouts.retry(first.id, by="Asha"))
-        await send(client, 1)
-        await settle(world, client)
+        first, retry = await fail_twice(world, client)
         (key,) = [(await client.payouts.report(each.id))[0].key for each in (first, retry)][moved : moved + 1]
         edit(world.url, payments.delete().where(payments.c.key == key))
         for each in (first, retry):
