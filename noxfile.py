@@ -301,7 +301,7 @@ def container(session: nox.Session) -> None:
 
 @nox.session(name="release-check", python=LOWEST_PYTHON, tags=["full"])
 def release_check(session: nox.Session) -> None:
-    """Build sdist and wheel into dist/ and check both; run the quick start from the wheel in an empty environment."""
+    """Build sdist and wheel into dist/ and check both; run the quick start from the wheel on each Python found."""
     dist = Path("dist").resolve()
     shutil.rmtree(dist, ignore_errors=True)
     session.install("build[virtualenv]", "twine>=6")
@@ -332,12 +332,20 @@ def release_check(session: nox.Session) -> None:
 
     empty = Path(session.create_tmp(), "empty").resolve()
     shutil.rmtree(empty, ignore_errors=True)
-    session.run("python", "-m", "venv", str(empty))
-    programs = empty / ("Scripts" if os.name == "nt" else "bin")
+    empty.mkdir()
     session.chdir(empty)  # where nothing of the checkout can be imported
+    together(*(functools.partial(try_wheel, session, path, version, quick_start[1]) for version in PYTHONS or [""]))
+
+
+def try_wheel(session: nox.Session, wheel: Path, version: str, program: str) -> None:
+    """Install a wheel with pip in an empty environment of a Python, and run a program, the commands and their demo."""
     run = functools.partial(session.run, external=True)
-    run(str(programs / "python"), "-m", "pip", "install", "--quiet", f"mobilemoney-async[all] @ {path.as_uri()}")
-    run(str(programs / "python"), "-W", "error", "-c", quick_start[1])
+    environment = Path(f"python{version}").resolve()
+    run(f"python{version}", "-m", "venv", str(environment))
+    programs = environment / ("Scripts" if os.name == "nt" else "bin")
+    install = ("-m", "pip", "install", "--quiet", "--no-compile", f"mobilemoney-async[all] @ {wheel.as_uri()}")
+    run(str(programs / "python"), *install)
+    run(str(programs / "python"), "-W", "error", "-c", program)
     run(str(programs / "mobilemoney"), "--version")
     run(str(programs / "mobilemoney"), "demo")
 
