@@ -91,6 +91,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
         change(world, "k6000", status="FAILED")
         await anyio.sleep(60)
         report = await audit(world, client)
+        assert AuditReport.from_dict(report.to_dict()) == report
         found = {(str(each.kind), each.key) for each in report.differences}
         advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
         (hidden,) = (each.reason for each in report.differences if (each.kind, each.key) == ("missing", "k80"))

@@ -142,10 +142,10 @@ class AuditReport(Data):
     to_date: date
     transactions: int
     payments: int
-    differences: Sequence[Difference]
-    totals: Sequence[AuditTotal]
-    unsettled: Sequence[str] = ()
-    on_its_way: Sequence[str] = ()
+    differences: Sequence[Difference] = attrs.field(eq=tuple)
+    totals: Sequence[AuditTotal] = attrs.field(eq=tuple)
+    unsettled: Sequence[str] = attrs.field(default=(), eq=tuple)
+    on_its_way: Sequence[str] = attrs.field(default=(), eq=tuple)
 
     @property
     def is_clean(self) -> bool:
