@@ -94,10 +94,12 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
     is_late = row.due_since is not None and row.due_since < now - _COMPARING
     # After a restore disbursements wait for the repeated comparison as well.
     is_behind = is_late or (bool(row.went_backwards) and (row.due_since or row.again_at) is not None)
+    # Nothing is compared for a removed account without a payment that is open, and it pays nothing.
+    is_over = state is AccountState.REMOVED and not counts["pending"] + counts["unknown"]
     reasons: Sequence[tuple[AccountNeed, object]] = (
         (AccountNeed.UNMATCHED, counts["unmatched"]),
         (AccountNeed.UNKNOWN, counts["unknown"]),
-        (AccountNeed.BEHIND, is_behind),
+        (AccountNeed.BEHIND, is_behind and not is_over),
         (AccountNeed.SUSPENDED, state is AccountState.SUSPENDED),
         (AccountNeed.PAUSED, is_paused and state is AccountState.ACTIVE),
         (AccountNeed.FAILING, is_failing and state is not AccountState.SUSPENDED),

@@ -28,6 +28,7 @@ from tests.payments.platform import platform_of
 from tests.payments.service import on_asyncio
 from tests.payments.tables import insert_line, insert_payment
 from tests.payments.test_group_commit import heard
+from tests.support.fakes import NOON
 
 STUCK = "+255780000129"
 
@@ -107,6 +108,21 @@ async def test_it_asks_as_few_questions_for_any_number_of_accounts(store_url: st
     assert sum(each.pending for each in found) == 3
     assert len(found) == count
     assert len([each for each in asked if "mobilemoney_" in each]) <= 9
+
+
+async def test_a_removed_account_is_behind_only_while_a_payment_of_it_is_open(store_url: str) -> None:
+    """Nobody serves the others any more, whose merchants' credentials are gone: no alert would ever end."""
+    store = SQLStore(store_url)
+    values = {"due_since": NOON, "went_backwards": True, "state": AccountState.REMOVED.value}
+
+    def fill(connection: sa.Connection) -> None:
+        connection.execute(accounts.insert(), [{"account": name, **values} for name in ("shop-1", "shop-2")])
+        insert_payment(connection, account="shop-2", key="order-1", state="ACKNOWLEDGED")
+
+    await account_store(store).database.write(fill)
+    found = await read_accounts(account_store(store), everything=True)
+    store.close()
+    assert {each.account: each.needs for each in found} == {"shop-1": (), "shop-2": (AccountNeed.BEHIND,)}
 
 
 async def test_a_worker_that_has_ended_counts_nobody(platform: Platform) -> None:
