@@ -106,8 +106,7 @@ def doctor(
                 level = typer.style(level, fg=_COLOURS[finding.level])  # without a terminal, typer's echo removes it
             typer.echo(f"{level} {finding.check:<14} {visible(finding.text)}")
             if finding.advice is not None:
-                advice = finding.advice.replace("mobilemoney login", settings.login_command)
-                typer.echo(f"{'':<23} → {visible(copyable(advice))}")
+                typer.echo(f"{'':<23} → {visible(copyable(finding.advice))}")
     if worst is Level.PROBLEM:
         raise typer.Exit(ExitCode.ERROR)
 
@@ -185,7 +184,12 @@ async def _check_service(settings: Settings, timeout: float) -> list[Finding]:
         not_tried = _skipped("credentials", f"{user}: not tried, the service was not reached")
         return [*connection, rate_limit, missing or not_tried]
     clock = _judge_date(dates[-1] if dates else "", began_at, is_sandbox=settings.is_sandbox)
-    return [*connection, rate_limit, clock, *([missing] if missing else judge_call(failure, user))]
+    return [
+        *connection,
+        rate_limit,
+        clock,
+        *([missing] if missing else judge_call(failure, user, settings.login_command)),
+    ]
 
 
 def _judge_date(date: str, began_at: datetime, *, is_sandbox: bool) -> Finding:
@@ -255,11 +259,11 @@ def judge_clock(skew: Skew | None) -> Finding:
     return Finding(level, "clock", text, f"{advice}unknown; the dates of list are wrong too")
 
 
-def judge_call(failure: Exception | None, user: str) -> list[Finding]:
-    """Judge credentials and rate limit by a call of the profile, and its error if it failed."""
+def judge_call(failure: Exception | None, user: str, login: str = "mobilemoney login") -> list[Finding]:
+    """Judge credentials and rate limit by a call of the profile, and its error if it failed; `login` is a command."""
     if failure is None:
         return [_ok("credentials", f"{user}: accepted")]
-    advice = advise(failure, _ADVICE)
+    advice = advise(failure, _ADVICE).replace("mobilemoney login", login)
     if isinstance(failure, errors.RateLimitExceeded):
         wait = "" if failure.retry_after is None else f", for {failure.retry_after:.0f} s more"
         text = "the service rejects requests of this merchant"

@@ -340,9 +340,10 @@ class TestJudgements:
     )
     def test_a_call_that_failed(self, failure: MobileMoneyError, advice: str) -> None:
         """Each kind of failure has its own cure."""
-        (credentials,) = doctor.judge_call(failure, "token from flag")
+        (credentials,) = doctor.judge_call(failure, "token from flag", "mobilemoney login --profile shop")
         assert credentials.level is Level.PROBLEM
         assert advice in str(credentials.advice)
+        assert str(credentials.advice).count("--profile") == str(credentials.advice).count("mobilemoney login")
 
     def test_a_call_that_tells_something(self) -> None:
         """A missing permission proves the token; a rate-limit rejection proves nothing about it."""
