@@ -234,9 +234,14 @@ def _text(body: Mapping[str, Any], key: str) -> str | None:
 
 
 def _asked(answer: Answer, body: Mapping[str, Any]) -> float | None:
-    """Return the seconds that an answer asks to wait: its body, else its header."""
+    """Return the seconds that an answer asks to wait: its body, else its header, which may name a time by its Date."""
     asked = _seconds(body.get("retry_after"))
-    return _seconds(answer.retry_after) if asked is None else asked
+    if asked is None and (asked := _seconds(answer.retry_after)) is None and answer.retry_after and answer.date:
+        from mobilemoney_async.contract.comparison import read_date  # here: few answers need it
+
+        until, now = read_date(answer.retry_after), read_date(answer.date)
+        asked = _seconds(max(0, int((until - now).total_seconds()))) if until and now else None
+    return asked
 
 
 def _seconds(value: Any) -> float | None:

@@ -446,6 +446,23 @@ class TestRetryAfter:
         assert isinstance(error, RateLimitExceeded)
         assert error.retry_after == seconds
 
+    @pytest.mark.parametrize(
+        ("date", "seconds"),
+        [
+            ("Mon, 30 Nov 2026 23:59:30 GMT", 90),
+            ("Tue, 01 Dec 2026 00:02:00 GMT", 0),
+            ("Mon, 30 Nov 1926 23:59:30 GMT", None),
+            ("noon", None),
+            (None, None),
+        ],
+    )
+    def test_a_header_may_name_a_time_by_the_clock_of_its_answer(self, date: str | None, seconds: float | None) -> None:
+        """The other form of HTTP, which proxies send."""
+        given = answer(payment_shape("RATE_LIMIT_EXCEEDED"), 429, retry_after="Tue, 01 Dec 2026 00:01:00 GMT")
+        error = refused(GET_TRANSACTION, attrs.evolve(given, date=date))
+        assert isinstance(error, RateLimitExceeded)
+        assert error.retry_after == seconds
+
     def test_the_body_wins_over_the_header(self) -> None:
         """The contract documents the field; a proxy may add the header. Zero is an answer too."""
         for asked in (0, 30):
