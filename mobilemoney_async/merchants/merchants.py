@@ -153,7 +153,7 @@ class Merchants:
                 await self._open.close_idle()
         return merchant.owner.client
 
-    def worker(self, *, store: SQLStore | None = None) -> Worker:
+    def worker(self, *, store: SQLStore | None = None, pause_after: int | None = 20) -> Worker:
         """Return a worker, which serves the accounts of the store that have something to do, together with other hosts.
 
         ``async with merchants.worker(): ...`` in any number of processes. For each of its accounts it follows payments
@@ -167,13 +167,16 @@ class Merchants:
 
         Args:
             store: The database whose accounts it serves, if they are in several: one worker for each of them.
+            pause_after: As of `AsyncClient.dispatcher`, for each account.
 
         Raises:
-            InvalidRequest: `store` is missing or no SQLStore where the store of this `Merchants` is a function; or it
-                is another database than its own.
+            InvalidRequest: `pause_after` is invalid; or `store` is missing or no SQLStore where the store of this
+                `Merchants` is a function; or it is another database than its own.
             StoreError: On entering: the database is away, or it is another service's.
         """
         parts = self._one_store(store)
+        if pause_after is not None:
+            require_integer("pause_after", pause_after, 1)
         from mobilemoney_async.merchants.worker import Worker
 
         worker = Worker(
@@ -182,6 +185,7 @@ class Merchants:
             self._utcnow,
             partial(self._serve, parts.database),
             self._check_open,
+            pause_after=pause_after,
             failures=self._failures[parts.database],
             count=None if self._on_event is None else partial(self._count, parts),
         )

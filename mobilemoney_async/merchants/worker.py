@@ -60,11 +60,12 @@ class Worker(anyio.AsyncContextManagerMixin):
         open_client: Callable[[str], AbstractAsyncContextManager[AsyncClient]],
         check_open: Callable[[], None],
         *,
+        pause_after: int | None,
         failures: dict[str, str],
         count: Callable[..., Awaitable[object]] | None,
     ) -> None:
         self._store, self._utcnow = store, utcnow or store.database.wall_clock.utcnow
-        self._failures, self._count = failures, count
+        self._failures, self._count, self._pause_after = failures, count, pause_after
         self._database, self._service = store.database, service_address(base_url)
         self._claims = Claims(store.database, store.grace, self._utcnow)
         self._open_client, self._check_open = open_client, check_open
@@ -238,7 +239,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         await anyio.sleep(_AGAIN)
 
     async def _dispatch(self, client: AsyncClient, claim: Claim) -> None:
-        async with client.dispatcher() as dispatcher:
+        async with client.dispatcher(pause_after=self._pause_after) as dispatcher:
             self._dispatchers[claim.account] = dispatcher
             try:
                 await claim.is_done(DueWork.DISPATCH, linger=_DISPATCH_LINGER)

@@ -274,6 +274,27 @@ async def test_a_host_alone_names_no_other_one(
     assert "other host" not in caplog.text
 
 
+@pytest.mark.slow
+@on_asyncio
+@pytest.mark.parametrize("pause_after", [2, None])
+async def test_its_dispatchers_pause_after_as_many_equal_ends(platform: Platform, pause_after: int | None) -> None:
+    """A platform whose shops take orders of strangers says None, as a shop of its own does."""
+
+    async def refuse(account: str) -> httpx.Response:
+        return httpx.Response(422, json={"status": "error", "error_code": "INVALID_PHONE_NUMBER", "message": "no"})
+
+    async with platform.merchants("shop") as merchants:
+        for number in range(3):
+            await enqueue(merchants, ["shop-1"], f"order-{number}", amount=1000 + number)
+        platform.answer_first = refuse
+        with pytest.raises(InvalidRequest, match=r"pause_after must be .*, not 0"):
+            merchants.worker(pause_after=0)
+        async with merchants.worker(pause_after=pause_after):
+            await anyio.sleep(20)
+        (status,) = [each async for each in merchants.overview(everything=True)]
+    assert (status.queued, status.paused is None) == ((1, False) if pause_after else (0, True))
+
+
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")
 @on_asyncio
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
