@@ -3,7 +3,7 @@
 These stay: amounts, ids, keys, states and times, and for each number a digest under the account's secret key. So a
 payment that the service lists as final is still the same, an idempotency key still names the same payment, and a
 transaction that is a payment made twice is still found. Nothing is erased while a payment is open, since its number is
-what it is found by.
+what it is found by, unless it has been pending for a month.
 
 Critical section: one transaction, which begins with the lock of the account's row, as other decisions about an account.
 A payment that begins during that for the same number keeps it.
@@ -52,8 +52,10 @@ from mobilemoney_async.payments.records.rows import (
     without_person,
 )
 
-# For how long a payment that was refused softly or released is compared with the list by its number.
+# For how long a payment that was refused softly or released is compared with the list by its number; a pending one is
+# looked up by its id, and the service may never end it.
 _COMPARED = timedelta(days=30)
+_ERASABLE = CLOSED | {PaymentState.ACKNOWLEDGED}
 _MOST_NAMED = 20
 _columns = payments.c
 # An entry of the history with someone's note, or the text of an error. Other contradictions name a transaction.
@@ -153,10 +155,9 @@ def _numbers(journal: Journal, number: str | None = None) -> list[str]:
 
 
 def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetime) -> None:
-    is_recent = sa.and_(
-        _columns.changed_at >= at - _COMPARED, sa.or_(_columns.state == PaymentState.RELEASED, WAS_REFUSED_SOFTLY)
-    )
-    is_open = sa.or_(_columns.state.not_in(CLOSED), IS_CONTRADICTED, is_recent)
+    stays_open = sa.or_(_columns.state.in_((PaymentState.RELEASED, PaymentState.ACKNOWLEDGED)), WAS_REFUSED_SOFTLY)
+    is_recent = sa.and_(_columns.changed_at >= at - _COMPARED, stays_open)
+    is_open = sa.or_(_columns.state.not_in(_ERASABLE), IS_CONTRADICTED, is_recent)
     still_open = journal.select(payments, _columns.key).where(of_payment, is_open).order_by(_columns.key)
     with_line = journal.select(batch_lines, batch_lines.c.batch).where(of_line)
     waiting = journal.rows(batches, batches.c.state == PROPOSED, batches.c.id.in_(with_line))
@@ -177,7 +178,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
     rows = Counter[str]()
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
-        closed = journal.select(payments).where(_columns.phone_number == number, _columns.state.in_(CLOSED))
+        closed = journal.select(payments).where(_columns.phone_number == number, _columns.state.in_(_ERASABLE))
         # Locked: another attempt might begin.
         for row in journal.execute(closed.order_by(_columns.key).with_for_update()).all():
             values = {

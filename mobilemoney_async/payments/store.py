@@ -221,8 +221,9 @@ class SQLStore:
 
         Raises:
             InvalidRequest: It is no phone number.
-            StoreError: A payment of it is open or unknown, or a batch with it waits for approval: the error names them,
-                and nothing was erased. Or the account has no payment or transaction of it, or the database failed.
+            StoreError: A payment of it is unknown or open (pending for 30 days at most), or a batch with it waits for
+                approval: the error names them, and nothing was erased. Or the account has no payment or transaction of
+                it, or the database failed.
         """
         phone_number = hide(phone_number)
         from mobilemoney_async.payments.erasure import erase_number
@@ -241,8 +242,9 @@ class SQLStore:
 
         Raises:
             InvalidRequest: The name is invalid.
-            StoreError: A payment of it is open or unknown, or a batch waits for approval: the error names them, and
-                nothing was erased. Or the store has nothing of the account, or the database failed.
+            StoreError: A payment of it is unknown or open (pending for 30 days at most), or a batch waits for approval:
+                the error names them, and nothing was erased. Or the store has nothing of the account, or the database
+                failed.
         """
         from mobilemoney_async.payments.erasure import erase_account
 

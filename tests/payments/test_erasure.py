@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -223,6 +223,26 @@ async def test_it_is_refused_while_something_is_open(store_url: str, way: str) -
                 await erase
             assert caught.value.outcome == "not_sent"
         assert everything(store_url) == before
+
+
+async def test_a_payment_that_stays_pending_holds_it_up_for_a_month(store_url: str) -> None:
+    """Nobody can end one that the service does not end, or whose merchant's credentials are gone. Its end is heard."""
+    async with shop(store_url) as (client, store, sandbox):
+        sandbox.by_hand = True
+        await pay(client)
+        (name,) = sandbox.transactions
+        for days in (29, 31):
+            earlier = datetime.now(UTC) - timedelta(days=days)
+            execute(store_url, payments.update().values(changed_at=earlier))
+            if days < 30:
+                with pytest.raises(StoreError, match="payments 'order-1' of account 'shop-1' are open"):
+                    await store.erase(phone_number=NUMBER)
+        assert (await store.erase(phone_number=NUMBER)).rows["mobilemoney_payment_records"] == 1
+        sandbox.approve(name)
+        await settle(client)
+        record = await client.payments.get("order-1")
+        assert record is not None and record.is_final and record.reason is None
+        assert NUMBER not in str(execute(store_url, sa.select(payments)))
 
 
 async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> None:
