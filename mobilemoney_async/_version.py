@@ -1,3 +1,3 @@
 """The version of the distribution; `pyproject.toml` reads it from here."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0rc1"
