@@ -271,6 +271,36 @@ class TestDeadline:
             assert anyio.current_time() == pytest.approx(began + 2)
             assert world.states() == []
 
+    async def test_while_another_process_makes_the_payment(
+        self, sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The call returns what exists by then."""
+        world = make_world(sqlite_file_url)
+        async with world.client(deadline=2.0) as hasty, world.client() as client, anyio.create_task_group() as group:
+            monkeypatch.setattr(hasty._pipeline.limiter, "acquire", lambda *_, **__: anyio.sleep(3600))
+
+            async def meanwhile() -> None:
+                await anyio.sleep(1)
+                await create(client)
+
+            group.start_soon(meanwhile)
+            assert (await create(hasty)).transaction_id == world.made[0]
+        assert world.sent == 1
+
+    async def test_while_the_store_is_away_and_nothing_was_sent(self, sqlite_file_url: str) -> None:
+        async with failing(sqlite_file_url, deadline=2.0) as (world, outage, client):
+            client._pipeline.limiter.hold(3600)
+
+            async def go_away() -> None:
+                await anyio.sleep(1)
+                outage.away = True
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(go_away)
+                await _expect(client, StoreError, "not_sent")
+            outage.away = False
+            assert world.states() == []
+
     @pytest.mark.parametrize("is_here", [True, False])
     @pytest.mark.parametrize("key", ["order-1", "order-2"])
     async def test_while_the_same_payment_is_on_its_way(self, sqlite_file_url: str, is_here: bool, key: str) -> None:

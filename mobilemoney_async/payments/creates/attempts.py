@@ -116,11 +116,9 @@ class RecordedAttempts:
     store: AccountStore
     guard: DuplicateGuard
     request: PaymentRequest
-    expected: int | None
+    attempt: int | None  # the latest one of the record, which may be sent again; None if there is no record
     utcnow: Callable[[], datetime]
-    attempt: int | None = None
-    sent_at: datetime | None = None
-    outcome: CallOutcome = "not_sent"
+    sent_at: datetime | None = None  # once this call has begun one
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
@@ -137,9 +135,8 @@ class RecordedAttempts:
             self.on_sending()
         called_at, called = self.utcnow(), monotonic()
         pace = 0.0 if clock_stands_still() else 1.0
-        expected = self.expected if self.attempt is None else self.attempt
         until, made = lives + REQUEST_MARGIN, list[Begun | None]()
-        beginning = Beginning(self.guard, self.request, expected, until, asked_at=self.asked_at, since=self.since)
+        beginning = Beginning(self.guard, self.request, self.attempt, until, asked_at=self.asked_at, since=self.since)
         time_of = self.store.database.time_of_transaction(self.utcnow)
 
         def begin(journal: Journal) -> Begun | None:
@@ -195,13 +192,11 @@ class RecordedAttempts:
         except StoreError as exc:
             exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise
-        self.outcome = "unknown"
         assert self.sent_at is not None
         raise NotEchoedError(answer.transaction_id, problem, self.sent_at)
 
     async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
         """Record that an attempt ended without an answer. Never raises: the attempt's own error matters more."""
-        self.outcome = outcome
         detail = "cancelled" if error is None else str(error)
         is_certain = isinstance(error, APIError) and error.is_certain
         code = (error.code or f"HTTP {error.status_code}") if isinstance(error, APIError) else None

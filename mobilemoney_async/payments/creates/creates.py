@@ -74,28 +74,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _FIRST_LOOK, _LOOK_FACTOR, _LAST_LOOK = 0.05, 1.5, 1.0
 
 
-@attrs.define(eq=False)
-class _Progress:
-    """Progress of a create, for the error at its deadline."""
-
-    is_waiting: bool = True  # for the record of its key
-    is_reading: bool = False  # the list
-    earlier: PaymentRecord | None = None
-    on_sending: Callable[[], object] | None = None
-    asked_at: datetime | None = None
-    since: int | None = None  # as of `Beginning`
-    attempts: RecordedAttempts | None = None
-
-    @property
-    def unknown_since(self) -> datetime | None:
-        """Time of the send, if its result is unknown, or None."""
-        if self.attempts is not None:
-            return self.attempts.sent_at if self.attempts.outcome == "unknown" else None
-        if self.earlier is not None and self.earlier.is_unresolved:
-            return self.earlier.sent_at
-        return None
-
-
 class IdempotentCreates:
     """Creates of one client under idempotency keys."""
 
@@ -142,61 +120,74 @@ class IdempotentCreates:
         """
         body = Fields.of(body)
         request = payment_request(type_created(endpoint), body, idempotency_key)
-        progress = _Progress(on_sending=on_sending, asked_at=None if from_queue else self._pipeline.utcnow())
+        attempts = RecordedAttempts(
+            self._store,
+            self._guard,
+            request,
+            None,
+            self._pipeline.utcnow,
+            on_sending=on_sending,
+            asked_at=None if from_queue else self._pipeline.utcnow(),
+            limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
+        )
         with anyio.move_on_after(self._deadline):
-            return await self._create(endpoint, body, request, progress)
-        said = f"the call's deadline of {self._deadline:g} s passed"
-        if progress.is_reading:
-            said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
-        late = RequestTimeout(said, outcome="not_sent")
-        if progress.is_waiting:
-            # Another call under this key may have sent it. One query: it does not wait for that call.
-            found = await shielded(lambda: self._look_up(request), ignored=DuplicateSuspected)
-            if found is not None:
-                progress.earlier, acknowledgement, _ = found
-                if acknowledgement is not None:
-                    return acknowledgement
-        if progress.unknown_since is None:
-            raise late
-        late.outcome = "unknown"
-        said = f"the payment may or may not exist: {late}"
-        raise self._pipeline.unknown(said, request.key, progress.unknown_since, cause=late)
+            return await self._create(endpoint, body, attempts)
+        acknowledgement = await shielded(lambda: self._end_late(attempts))
+        assert acknowledgement is not None
+        return acknowledgement
 
     async def _create(
-        self, endpoint: Endpoint[Acknowledgement], body: Fields, request: PaymentRequest, progress: _Progress
+        self, endpoint: Endpoint[Acknowledgement], body: Fields, attempts: RecordedAttempts
     ) -> Acknowledgement:
+        request = attempts.request
         kind = (request.type, request.phone_number, request.amount)
         async with AsyncExitStack() as locks:
             is_held = self._store.locks.is_held
-            if progress.asked_at is not None and (is_held(request.key) or is_held(kind)):
+            if attempts.asked_at is not None and (is_held(request.key) or is_held(kind)):
                 # A payment that is taken out of the queue during this wait is not sent either.
-                progress.since = await self._store.read(lambda journal: journal.next_entry(request.key))
+                attempts.since = await self._store.read(lambda journal: journal.next_entry(request.key))
             # Always the key first: two creates cannot wait for each other.
             await locks.enter_async_context(self._store.locks.hold(request.key))
             await locks.enter_async_context(self._store.locks.hold(kind))
             while True:
-                expected, acknowledgement = await self._until_sendable(request, progress)
+                acknowledgement = await self._until_sendable(attempts)
                 if acknowledgement is not None:
                     return acknowledgement
-                progress.attempts = attempts = RecordedAttempts(
-                    self._store,
-                    self._guard,
-                    request,
-                    expected,
-                    self._pipeline.utcnow,
-                    on_sending=progress.on_sending,
-                    asked_at=progress.asked_at,
-                    since=progress.since,
-                    limits=self._limits if request.type is TransactionType.DISBURSEMENT else None,
-                )
                 try:
                     return await self._pipeline.call(
                         endpoint, body=body, idempotency_key=request.key, recorder=attempts
                     )
                 except KeyTakenError:
-                    progress.attempts, progress.is_waiting = None, True
+                    continue
                 except NotEchoedError as exc:
                     return await self._identify(request, exc)
+
+    async def _end_late(self, attempts: RecordedAttempts) -> Acknowledgement:
+        """Return the acknowledgement of a payment whose create has passed its deadline, or raise the error for that.
+
+        The end of its own request is recorded by then. One query: it does not wait for another call under its key.
+        """
+        late = RequestTimeout(f"the call's deadline of {self._deadline:g} s passed", outcome="not_sent")
+        sent_at = attempts.sent_at
+        try:
+            record, acknowledgement, facts = await self._look_up(attempts.request)
+        except DuplicateSuspected:
+            raise late from None
+        except StoreError:
+            if sent_at is None:  # this call has begun nothing
+                raise
+        else:
+            if acknowledgement is not None:
+                return acknowledgement
+            if record is None or not record.is_unresolved:
+                if facts.due_since is not None:
+                    late.args = (f"{late}, and the service's list was not read yet: call payments.reconcile()",)
+                raise late
+            sent_at = record.sent_at
+        assert sent_at is not None
+        late.outcome = "unknown"
+        said = f"the payment may or may not exist: {late}"
+        raise self._pipeline.unknown(said, attempts.request.key, sent_at, cause=late)
 
     async def aclose(self) -> None:
         """Write the write-behind buffer, or log the payments without a recorded result."""
@@ -208,42 +199,37 @@ class IdempotentCreates:
             said = "the results of %s of account %r could not be recorded: %s"
             logger.error(said, keys, self._store.account, exc)  # noqa: TRY400
 
-    async def _until_sendable(
-        self, request: PaymentRequest, progress: _Progress
-    ) -> tuple[int | None, Acknowledgement | None]:
-        """Return the acknowledgement of a payment that exists, or else the attempt that another may follow.
+    async def _until_sendable(self, attempts: RecordedAttempts) -> Acknowledgement | None:
+        """Return the acknowledgement of a payment that exists, or else None once `attempts` may begin the next one.
 
         Raises:
             MobileMoneyError: The payment may not be sent.
         """
+        request = attempts.request
         await self._store.flush(key=request.key)
         pause, has_looked = _FIRST_LOOK, False
         while True:
-            is_first = progress.asked_at is not None and progress.since is None
-            record, acknowledgement, facts = await self._look_up(request, first=progress if is_first else None)
-            progress.earlier, progress.is_waiting = record, False
+            is_first = attempts.asked_at is not None and attempts.since is None
+            record, acknowledgement, facts = await self._look_up(request, first=attempts if is_first else None)
             if acknowledgement is not None:
-                return None, acknowledgement
+                return acknowledgement
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Beginning` finds out.
-            answer = self._clearance(record, now, progress.asked_at)
+            answer = self._clearance(record, now, attempts.asked_at)
             if record is None or answer is Clearance.SEND:
                 if facts.state is not None:  # before anything is asked of the service; `Beginning` decides
                     raise suspended(self._store.account, facts.state, facts.state_note)
-                progress.is_reading = True
-                took_time = await self._recovery.admit(request, facts)
-                progress.is_reading = False
-                if not took_time:
-                    return None if record is None else record.attempt, None
+                if not await self._recovery.admit(request, facts):
+                    attempts.attempt = None if record is None else record.attempt
+                    return None
             elif record.state is PaymentState.SENDING and not is_stale(record, now):
                 await anyio.sleep(pause)
                 pause = min(_LAST_LOOK, pause * _LOOK_FACTOR)
             elif has_looked or answer in {Clearance.WAIT, Clearance.DOUBT}:
                 raise await self._refuse(record, answer)
             else:
-                progress.is_reading = True
                 await self._look(record, facts)
-                progress.is_reading, has_looked = False, True
+                has_looked = True
 
     def _clearance(self, record: PaymentRecord | None, now: datetime, asked_at: datetime | None) -> Clearance:
         """Return whether a key may be sent now; raise `IdempotencyConflict` if its payment was cancelled."""
@@ -317,7 +303,7 @@ class IdempotentCreates:
         raise self._pipeline.unknown(said, request.key, not_echoed.sent_at, cause=cause)
 
     async def _look_up(
-        self, request: PaymentRequest, *, first: _Progress | None = None
+        self, request: PaymentRequest, *, first: RecordedAttempts | None = None
     ) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
         # Now: a transaction that others share may begin before the work.
         newest = self._store.newest
