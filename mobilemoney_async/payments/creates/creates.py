@@ -65,7 +65,7 @@ from mobilemoney_async.payments.records.record import (
     withdrawal,
 )
 from mobilemoney_async.tasks import shielded
-from mobilemoney_async.text import command_line, shown_id
+from mobilemoney_async.text import shown_id
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -268,7 +268,9 @@ class IdempotentCreates:
     def _unknown(self, record: PaymentRecord, *, cause: Exception | None = None) -> OutcomeUnknown:
         """Return the error for a payment whose earlier request has an unknown result."""
         assert record.sent_at is not None
-        said = f"{_doubt(record, self._store.grace)}; nothing was sent now"
+        step = next_step(record, self._pipeline.utcnow(), grace=timedelta(seconds=self._store.grace))
+        may = f"may be {may_be(record.candidates).about}" if record.candidates else "may or may not exist"
+        said = f"the payment {may}; nothing was sent now. {step}"
         return self._pipeline.unknown(said, record.key, record.sent_at, cause=cause)
 
     async def _identify(self, request: PaymentRequest, not_echoed: NotEchoedError) -> Acknowledgement:
@@ -340,19 +342,6 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key
         extra_digest=digest,
         external_id=valid_name(extra.reveal().get("external_id")),
     )
-
-
-def _doubt(record: PaymentRecord, grace: float) -> str:
-    if record.candidates:
-        commands = " or ".join(command_line(*each) for each in next_step(record, record.changed_at).commands)
-        return f"the payment may be {may_be(record.candidates).about}: someone has to look, and to decide: {commands}"
-    if record.state is PaymentState.ABSENT:
-        return "the list shows only transactions that were explained, or none: confirm_absent() lets it be sent again"
-    if record.reason is not None:
-        settled_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
-        said = f"the payment may or may not exist ({record.reason}): someone has to look, and to decide by identify() "
-        return f"{said}or, from {settled_at:%Y-%m-%d %H:%M:%S} UTC on, confirm_absent()"
-    return "the payment may or may not exist, and was not found yet"
 
 
 def _no_look(record: PaymentRecord, obstacle: str) -> StoreError:

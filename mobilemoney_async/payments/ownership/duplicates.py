@@ -34,7 +34,7 @@ from mobilemoney_async.payments.ownership.matching import Match, PaymentQuery, m
 from mobilemoney_async.payments.ownership.searches import begin_life
 from mobilemoney_async.payments.ownership.surplus import open_attempts, surplus
 from mobilemoney_async.payments.records.journal import HAS_TURNED, Journal
-from mobilemoney_async.payments.records.next_steps import explain, recover
+from mobilemoney_async.payments.records.next_steps import forgotten_step, next_step, unclaimed_step
 from mobilemoney_async.payments.records.queries import owners
 from mobilemoney_async.payments.records.reasons import OTHERS_PAY
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentRequest, PaymentState
@@ -48,12 +48,10 @@ from mobilemoney_async.payments.records.unmatched import (
     find_lines,
     lines_of,
 )
-from mobilemoney_async.text import command_line
 
 # For how long after its first sighting a surplus transaction stops other payments of its kind.
 _STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
 
-_NOTE = ("--note", "TEXT")
 _columns = unmatched.c
 _STOPS_FOR_A_WHILE = sa.and_(
     _columns.first_seen_at > sa.bindparam("of_seen_since"),
@@ -201,18 +199,18 @@ class DuplicateGuard:
         for line in surplus(lines, attempts, self._key or journal.number_key()):
             is_new = line.shown.first_seen_at > checks["of_seen_since"] and line.shown.status not in FAILED
             if is_new and (self.is_strict or line.shown.fits_key is not None):
-                raise _suspected(line.id)
+                raise DuplicateSuspected(
+                    f"transaction {line.id} at the service has the same type, amount and phone number, and no payment "
+                    f"claims it: nothing was sent. {unclaimed_step(line.shown)}",
+                    transaction_id=line.id,
+                )
 
 
-def lost_payment_error(
-    transaction_id: str, key: str, why: str = "the store has forgotten payments"
-) -> DuplicateSuspected:
+def lost_payment_error(transaction_id: str, key: str, why: str = "The store has forgotten it") -> DuplicateSuspected:
     """Return the error for a payment that may be a transaction which the store has forgotten, or may have."""
     return DuplicateSuspected(
-        f"{why}, and transaction {transaction_id} at the service may be this one: nothing "
-        f"was sent; if it is, import it with: {command_line(*recover(key, transaction_id, _NOTE))}; "
-        f"if it is none of yours: {command_line(*explain(transaction_id, _NOTE))} (if other systems of yours pay too, "
-        f"say so: {OTHERS_PAY})",
+        f"transaction {transaction_id} at the service may be this payment: nothing was sent. "
+        f"{forgotten_step(transaction_id, key, why)} (if other systems of yours pay too, say so: {OTHERS_PAY})",
         transaction_id=transaction_id,
     )
 
@@ -245,31 +243,17 @@ def require_placed(journal: Journal, request: PaymentRequest, now: datetime, row
     decided = {*owners(journal, ids), *explained(journal, ids)}
     for name in ids:
         if name not in decided:
-            raise lost_payment_error(name, request.key, "the store may have forgotten payments")
-
-
-def _suspected(transaction_id: str) -> DuplicateSuspected:
-    return DuplicateSuspected(
-        f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
-        "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "
-        f"the transaction is, and try again: {command_line(*explain(transaction_id, _NOTE))}",
-        transaction_id=transaction_id,
-    )
+            raise lost_payment_error(name, request.key, "The store may have forgotten it")
 
 
 def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
     """Return the error for a payment with an unidentified duplicate."""
-    if duplicate.state is PaymentState.FINAL:
-        name = str(duplicate.transaction_id)
-        said = (
-            f"a {duplicate.type} of the same amount for the same phone number was final under the key "
-            f"{duplicate.key!r}, and {duplicate.reason}: nothing was sent, since it may be paid already; decide with: "
-            f"{command_line(*recover(duplicate.key, name, _NOTE))}, or {command_line(*explain(name, _NOTE))}"
-        )
-        return DuplicateSuspected(said, other_key=duplicate.key)
     state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)
+    step: object = "This one may be sent once that one is found or confirmed absent."
+    if duplicate.state is PaymentState.FINAL:
+        step = next_step(duplicate, duplicate.changed_at)
     return DuplicateSuspected(
         f"a {duplicate.type} of the same amount for the same phone number is {state} under the key {duplicate.key!r}: "
-        "nothing was sent; this one may be sent once that one is found or confirmed absent",
+        f"nothing was sent. {step}",
         other_key=duplicate.key,
     )

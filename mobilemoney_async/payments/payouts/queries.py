@@ -190,9 +190,7 @@ def find_released(journal: Journal, id: str) -> list[PaymentRecord]:
 
 def released_step(row: Row) -> str:
     """Return the next step for a payment that was confirmed absent."""
-    step = next_step(to_record(row), row.changed_at)
-    lines = " or ".join(command_line(*each) for each in step.commands)
-    return f"it was confirmed absent, and nothing sends it: {lines or step.text}"
+    return str(next_step(to_record(row), row.changed_at))
 
 
 def obstacle(chain: Sequence[Row]) -> str | None:

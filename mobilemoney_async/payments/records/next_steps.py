@@ -10,7 +10,7 @@ import attrs
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
-from mobilemoney_async.text import arguments, option
+from mobilemoney_async.text import arguments, command_line, option
 
 GRACE: timedelta = timedelta(seconds=120)
 """The grace period of a store that sets none."""
@@ -32,10 +32,17 @@ _WILL_NOT_CHANGE = frozenset({PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD, Pay
 
 @attrs.frozen
 class NextStep:
-    """Next step: a text, and the command lines for it, each as the arguments of ``mobilemoney``."""
+    """Next step: a text, and the command lines for it, each as the arguments of ``mobilemoney``.
+
+    As a text it is short, since an error has room for 500 characters.
+    """
 
     text: str
     commands: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        lines = " or ".join(command_line(*each) for each in self.commands).replace(f"'{NOTE[1]}'", "TEXT")
+        return f"{self.text} By: {lines}" if lines else self.text
 
 
 _STEPS: Mapping[PaymentState, str] = {
@@ -94,10 +101,10 @@ def unclaimed_step(transaction: UnclaimedTransaction) -> NextStep:
     return NextStep(f"{said}; else find out what it is, then explain it.", (recover(key, name), explain(name)))
 
 
-def forgotten_step(transaction_id: str) -> NextStep:
+def forgotten_step(transaction_id: str, key: str = "KEY", why: str = "The store has forgotten it") -> NextStep:
     """Return the next step for a transaction of a time that the store has lost."""
-    said = "The store has forgotten it, and it stops payments of its kind. Import it under its key, or explain it."
-    return NextStep(said, (recover("KEY", transaction_id), explain(transaction_id)))
+    said = f"{why}, and it stops payments of its kind. Import it under its key, or explain it."
+    return NextStep(said, (recover(key, transaction_id), explain(transaction_id)))
 
 
 def explain(transaction_id: str, note: Sequence[str] = NOTE) -> tuple[str, ...]:
