@@ -21,8 +21,7 @@ def test_the_package_keeps_to_its_layers() -> None:
 
 def test_a_name_of_a_class_means_one_class() -> None:
     """Also in the sandbox, which shares no code with the client."""
-    files = Path(str(mobilemoney_async.__file__)).parent.rglob("*.py")
-    trees = (ast.parse(path.read_text("utf-8")) for path in files)
+    trees = read_tree(Path(str(mobilemoney_async.__file__)).parent).values()
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set()
 
