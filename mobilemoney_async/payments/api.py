@@ -120,14 +120,14 @@ class Payments(PaymentBook):
     async def audit(self, *, from_date: date, to_date: date) -> AuditReport:
         """Compare the store with the service's transaction list, for some days (contract, section 4.4).
 
-        It costs one request for a hundred transactions of those days, in the part of the rate limit that payments
-        leave, and a few more. The service's time zone is not documented: its days may begin at another hour than UTC's.
-        It sends no money and may be cancelled. A final state that has changed at the service is recorded as a
-        contradiction.
+        The days are UTC's. It costs one request for a hundred transactions, in the part of the rate limit that payments
+        leave, and a few more: the list is read from the day before to two days after, since the zone of the service's
+        days is not documented, nor whether the last one is included. It sends no money and may be cancelled. A final
+        state that has changed at the service is recorded as a contradiction.
 
         Args:
-            from_date: The first day.
-            to_date: The last day.
+            from_date: The first day, UTC.
+            to_date: The last day, UTC.
 
         Raises:
             InvalidRequest: An argument is no date, or the last day is before the first one.

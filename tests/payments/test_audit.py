@@ -189,43 +189,46 @@ def change_rows(world: World, change: Callable[[dict[str, Any]], object]) -> Non
     world.line.change_page = lambda body: [change(row) for row in body["transactions"]]
 
 
-@pytest.mark.costly("runs lines of payments/audit/audit.py that no quick test runs")
-async def test_the_days_of_the_service_may_begin_at_another_hour(world: World) -> None:
-    """Payments of the hours between are compared in the list of the next day, and none is called missing."""
-    by_the_days_of(world, timedelta(hours=3))  # Dar es Salaam's
+@pytest.mark.parametrize("excludes_last", [False, True])
+@pytest.mark.parametrize("hours", [-11, 3, 13])
+async def test_the_days_of_the_service_may_begin_at_another_hour(
+    sqlite_file_url: str, hours: int, excludes_last: bool
+) -> None:
+    """Its list may leave out the last day, too: every payment of a day of UTC is compared, and no other."""
+    world = make_world(sqlite_file_url)
+    by_the_days_of(world, timedelta(hours=hours), excludes_last=excludes_last)
     async with world.client() as client:
-        await anyio.sleep(8 * 3600)  # it is 20:00
-        await pay(client, *range(1, 12))
-        await finish(client)
-        await anyio.sleep(2 * 3600)
-        await pay(client, *range(101, 112))
-        await finish(client)
-        await anyio.sleep(12 * 3600)
-        await pay(client, 200)
-        yesterday = world.utcnow().date() - timedelta(days=1)
-        change(world, "k103", amount="99")
-        change(world, "k104", transaction_id="txn_gone")
-        report = await client.payments.audit(from_date=yesterday, to_date=yesterday)
-    assert report.transactions == 11
-    assert {(str(each.kind), each.key) for each in report.differences} == {("content", "k103"), ("missing", "k104")}
-
-
-async def test_a_list_that_leaves_out_more_than_time_zones_explain_is_not_clean(world: World) -> None:
-    """The contract calls `to` the end date, and may exclude it; a day more on each side, as is advised, is compared."""
-    by_the_days_of(world, timedelta(0), excludes_last=True)
-    async with world.client() as client:
-        for amount in (1, 2, 3):  # at 12:00, 04:00 and 20:00
+        for amount in range(1, 7):  # every ten hours from 12:00 on
             await pay(client, amount)
             await finish(client)
-            await anyio.sleep(16 * 3600)
-        first = world.utcnow().date() - timedelta(days=2)
-        for days in ((first, first + timedelta(days=1)), (first + timedelta(days=1),) * 2):
-            (found,) = (await client.payments.audit(from_date=days[0], to_date=days[1])).differences
-            assert found.kind == "incomplete"
-            day, last = (date.fromisoformat(found.commands[0][at]) for at in (3, 5))
-            report = await client.payments.audit(from_date=day, to_date=last)
-            assert (report.is_clean, report.transactions) == (True, 3)
-        assert (await client.payments.audit(from_date=first, to_date=first)).is_clean  # as if days began at noon
+            await anyio.sleep(10 * 3600)
+        day = world.utcnow().date() - timedelta(days=2)  # of the third and the fourth
+        change(world, "k3", amount="99")
+        change(world, "k4", transaction_id="txn_gone")
+        change(world, "k5", transaction_id="txn_lost")
+        report = await client.payments.audit(from_date=day, to_date=day)
+    assert (report.transactions, report.payments) == (2, 2)
+    assert {(str(each.kind), each.key) for each in report.differences} == {
+        ("content", "k3"),
+        ("missing", "k4"),
+        ("unclaimed", None),
+    }
+
+
+@pytest.mark.parametrize("count", [3, 60])
+async def test_a_list_that_shows_nothing_is_not_clean(world: World, count: int) -> None:
+    """Not even where each payment of the store can be looked up: a second one for a payment would not be seen."""
+    async with world.client() as client:
+        await pay(client, *range(1, count + 1))
+        await finish(client)
+        await anyio.sleep(24 * 3600)
+        world.line.change_page = lambda body: body.update(
+            transactions=[], pagination=body["pagination"] | {"total_count": 0}
+        )
+        day = world.utcnow().date() - timedelta(days=1)
+        report = await client.payments.audit(from_date=day, to_date=day)
+    assert [str(each.kind) for each in report.differences] == ["incomplete"]
+    assert str(count) in report.differences[0].reason
 
 
 async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(world: World) -> None:

@@ -170,8 +170,8 @@ class AuditComparison:
     """Comparison of a listing with the store as it was afterwards.
 
     Attributes:
-        rows: The rows that the listing shows.
-        owned: The payments that own them, by transaction id, as of `owners_of_rows`.
+        rows: The rows that the listing shows of its days.
+        owned: The payments that own them and those around, by transaction id, as of `owners_of_rows`.
         open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
             known just before `owned` was read. Those that someone has called absent are among them.
         sent: The payments that were sent in its days before it began, and may exist.
