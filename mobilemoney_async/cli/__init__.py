@@ -22,13 +22,15 @@ def main() -> None:
         print('mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"', file=sys.stderr)
         raise SystemExit(2)
     from mobilemoney_async.cli.app import app
-    from mobilemoney_async.cli.output import ignoring_closed_pipe
+    from mobilemoney_async.cli.failures import silence
 
     try:
         app(prog_name="mobilemoney")
     finally:
-        with ignoring_closed_pipe():
+        try:
             sys.stdout.flush()
+        except OSError:
+            silence(sys.stdout)
 
 
 def _open_streams() -> None:

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -151,7 +152,9 @@ def _group_class(commands: tuple[LazyCommand, ...]) -> type[TyperGroup]:
 
         def invoke(self, ctx: Any) -> Any:
             with _errors_in_one_line(ctx):
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+                sys.stdout.flush()  # a full disk is an error of the command
+                return result
 
     return LazyGroup
 

@@ -194,8 +194,8 @@ class PaymentRun:
         key = self._request.key
         if key is not None and self._request.as_json:
             self._print("sending", idempotency_key=key)
-        elif key is not None:
-            say(self._request.command, f"the key of this payment is {key}")
+        elif key is not None and not say(self._request.command, f"the key of this payment is {key}"):
+            raise Refused("nothing was sent: the key of the payment cannot be printed")
 
     async def send(self, client: AsyncClient, *, is_followed: bool = True) -> None:
         """Send the payment, or find it under its key; one that is not followed is shown as the store knows it.
@@ -349,7 +349,7 @@ class PaymentRun:
 
     def _print(self, event: str, text: str = "", **fields: object) -> None:
         """Print an event: its text, or with ``--json`` its fields."""
-        with ignoring_closed_pipe():
+        with ignoring_closed_pipe(text):
             if self._request.as_json:
                 line = {"event": event, "at": datetime.now(UTC), **fields}
                 print_json_line(plain(line, unmasked=self._request.unmasked))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import os
 import re
 import shlex
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import typer
 
@@ -188,9 +189,19 @@ def conclude(command: str, exc: BaseException, settings: Settings | None = None)
     return typer.Exit(exit_code)
 
 
-def say(command: str, text: str) -> None:
-    """Print one line on standard error: ``mobilemoney COMMAND: text``."""
-    typer.echo(f"{typed(command)}: {visible(' '.join(text.split()))}", err=True)
+def say(command: str, text: str) -> bool:
+    """Print one line on standard error, ``mobilemoney COMMAND: text``; return whether that can be written."""
+    try:
+        typer.echo(f"{typed(command)}: {visible(' '.join(text.split()))}", err=True)
+    except OSError:  # a full disk, or a pipe that nobody reads: the exit code still reports the result
+        silence(sys.stderr)
+        return False
+    return True
+
+
+def silence(stream: TextIO) -> None:
+    """Discard output from now on: by its file descriptor, so that what is buffered does not fail at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def typed(command: str) -> str:

@@ -157,13 +157,14 @@ def finish(command: str, watchlist: Watchlist, flags: Sequence[str]) -> None:
 
 def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None:
     """Print a change on one line, at once, as long as someone reads it."""
-    with ignoring_closed_pipe():
+    said = f"{change.transaction_id}  {change.describe(unmasked=unmasked)}"
+    with ignoring_closed_pipe(said):
         if as_json:
             fields = attrs.asdict(change, recurse=False)
             line = {"event": fields.pop("kind"), **fields, "error": change.error and str(change.error)}
             print_json_line(plain(line, unmasked=unmasked))
         else:
-            print(f"{visible(change.transaction_id)}  {change.describe(unmasked=unmasked)}", flush=True)
+            print(visible(said), flush=True)
 
 
 class Refusals:

@@ -14,7 +14,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mobilemoney_async.cli.failures import say
+from mobilemoney_async.cli.failures import say, silence
 from mobilemoney_async.cli.tables import Column, Table, whole
 from mobilemoney_async.text import mask_phone_number, shown_note, visible
 from mobilemoney_async.values import Secret
@@ -108,13 +108,19 @@ def print_json_line(value: Any) -> None:
 
 
 @contextmanager
-def ignoring_closed_pipe() -> Iterator[None]:
-    """Go on without output once the reader of a pipe has left: the exit code still reports the result."""
+def ignoring_closed_pipe(said: str = "") -> Iterator[None]:
+    """Go on without output once the reader of a pipe has left: the exit code still reports the result.
+
+    With a text, go on after other failures to write, too (a full disk): standard error then has the failure and it.
+    """
     try:
         yield
-    except BrokenPipeError:
-        # The file descriptor itself, so that buffered output does not fail when the program ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as exc:
+        silence(sys.stdout)
+        if not isinstance(exc, BrokenPipeError):
+            if not said:
+                raise
+            say("", f"the output cannot be written: {exc.strerror}; {said}")
 
 
 TYPE: Column[Any] = Column("type", lambda each: str(each.type))

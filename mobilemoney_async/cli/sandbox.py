@@ -103,7 +103,7 @@ async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
     async with sandbox.serve(host, port) as served:
         # What they stand for, and the client sends tokens to.
         base_url = served.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        with ignoring_closed_pipe():  # it serves on
+        with ignoring_closed_pipe("the sandbox serves on"):
             print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
             print(f"email: {sandbox.email}\npassword: {sandbox.password}")
             print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)

@@ -113,6 +113,29 @@ class TestEndings:
         assert len(sandbox.transactions) == 1
 
     @pytest.mark.slow
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+    @pytest.mark.parametrize("command", ["collect", "profile"])
+    @pytest.mark.parametrize("has_errors", [True, False])
+    def test_a_full_disk(self, sandbox: Sandbox, url: str, command: str, has_errors: bool) -> None:
+        """Where output cannot be written, the exit code still tells how a payment ended; other commands exit with 1."""
+        words = (command, *((DECLINED, "100") if command == "collect" else ()), "--base-url", url)
+        with Path("/dev/full").open("w") as full:
+            ran = subprocess.run(
+                [sys.executable, "-m", "mobilemoney_async", *words],
+                stdout=full,
+                stderr=subprocess.PIPE if has_errors else full,
+                text=True,
+                timeout=PATIENCE,
+                env=environment(),
+                check=False,
+            )
+        assert ran.returncode == (5 if command == "collect" else 1)
+        assert len(sandbox.transactions) == (command == "collect")
+        if has_errors:
+            assert len(ran.stderr.splitlines()) == 1
+            assert all(each in ran.stderr for each in sandbox.transactions)
+
+    @pytest.mark.slow
     def test_any_encoding_will_do(self, sandbox: Sandbox, url: str) -> None:
         """A payment that was made is told where the output knows no dots either: escaped, and never a traceback."""
         ran = subprocess.run(
