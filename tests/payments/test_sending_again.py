@@ -264,6 +264,23 @@ async def test_a_soft_refusal_of_a_new_merchant(world: World, client: AsyncClien
     await world.hold(client, at_end=True)
 
 
+async def test_a_soft_refusal_waits_for_a_later_payment(world: World, client: AsyncClient, kind: str) -> None:
+    """A refused disbursement is sent again once a later payment can be compared with; nobody has to decide."""
+    asked = order(kind)
+    await pay_another(world, client, kind, "before")
+    await anyio.sleep(MINUTE)
+    await world.answered(client, asked, refuse_softly, made=False)
+    await anyio.sleep(GRACE + MINUTE)
+    await pay_another(world, client, kind, "after")
+    again = await world.attempt(client, asked)
+    if kind == "disbursements":
+        assert isinstance(again, StoreError) and again.outcome == "not_sent", again
+        await anyio.sleep(GRACE + MINUTE)
+        again = await world.attempt(client, asked)
+    assert isinstance(again, Acknowledgement), again
+    await world.hold(client, at_end=True)
+
+
 @pytest.mark.slow
 async def test_a_look_that_ended_since_a_create_asked_serves_it(
     store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch

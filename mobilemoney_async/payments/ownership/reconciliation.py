@@ -392,6 +392,17 @@ def _next_check(
     return at + 2 * age
 
 
+def _comparable_at(journal: Journal, record: PaymentRecord, check: ListCheck, reason: Reason | None) -> datetime | None:
+    """Return when a refused disbursement can be compared with a later one, which is too new so far; or None."""
+    if record.state not in REUSABLE or record.type != TransactionType.DISBURSEMENT:
+        return None
+    if reason is None or reason.cause is not PaymentCause.NO_LATER or record.ended_at is None:
+        return None
+    near = neighbours(journal, record, settled_at=check.at, most=1)
+    ends = [each.ended_at for each in near if each.ended_at is not None and each.ended_at > record.ended_at]
+    return shift(min(ends), timedelta(seconds=check.evidence.grace)) if ends else None
+
+
 def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, check: ListCheck) -> PaymentRecord:
     """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
     at, verdict, reason = check.at, check.verdict, check.verdict.reason
@@ -412,7 +423,8 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, che
     if not is_of_others or current.next_look_at is None or current.next_look_at <= at:
         left = attrs.evolve(current, state=PaymentState.ABSENT if is_absent else current.state, walks=walks)
         is_done, walked_at = has_counted or "looked_at" in values, values.get("walked_at", row.walked_at)
-        values["next_look_at"] = _next_check(left, check, reason, walked_at=walked_at, is_done=is_done)
+        next_look_at = _next_check(left, check, reason, walked_at=walked_at, is_done=is_done)
+        values["next_look_at"] = next_look_at or _comparable_at(journal, current, check, reason)
         values |= reason_columns(reason) if not check.is_part or current.state is PaymentState.UNKNOWN else {}
     changed = to_record(journal.update(current.key, values)) if values else current
     if not is_absent:

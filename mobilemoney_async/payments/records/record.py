@@ -410,7 +410,12 @@ def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: f
     if not record.walks:
         ended_at, span = record.ended_at or record.changed_at, timedelta(seconds=grace)
         return Clearance.WAIT if now is not None and now - ended_at < span else Clearance.LOOK
-    return Clearance.SEND if record.type == TransactionType.COLLECTION else Clearance.DOUBT
+    if record.type == TransactionType.COLLECTION:
+        return Clearance.SEND
+    if record.next_look_at is None:
+        return Clearance.DOUBT
+    # A later payment will show it.
+    return Clearance.WAIT if now is not None and now < record.next_look_at else Clearance.LOOK
 
 
 def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | None) -> str | None:
