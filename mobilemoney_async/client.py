@@ -270,7 +270,9 @@ class AsyncClient:
         pipeline, store = self._pipeline, self._require_store("payouts").account_store
         from mobilemoney_async.payments.payouts.payouts import Payouts
 
-        return Payouts(store, pipeline.utcnow, self._limits, self.transactions.get_many, pipeline.on_event)
+        # A deadline is one of calls: lookups before a retry wait behind payments, for minutes where there are many.
+        get_many = self.with_options(deadline=None).transactions.get_many
+        return Payouts(store, pipeline.utcnow, self._limits, get_many, pipeline.on_event)
 
     async def request(
         self,
