@@ -25,7 +25,7 @@ import typer
 
 from mobilemoney_async import errors
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.text import arguments, command_line, option, visible
+from mobilemoney_async.text import option, visible
 
 if TYPE_CHECKING:
     from mobilemoney_async.configuration.settings import Settings
@@ -99,7 +99,6 @@ ADVICE: dict[type, str] = {
     errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
-    errors.AccountSuspended: "it pays again after mobilemoney accounts resume ACCOUNT",
     errors.LimitExceeded: "pay less (or tomorrow, under a limit of a day), or change the profile's disbursement_limits",
     errors.TransportError: _FIND_CAUSE,
 }
@@ -143,8 +142,6 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
         advice = _FIND_CAUSE
     if settings is not None:
         text, advice = _name_service(exc, settings, text, advice)
-        if isinstance(exc, errors.AccountSuspended):
-            advice = f"it pays again after {command_line(*arguments('accounts', 'resume', settings.account))}"
     return copyable(f"{text}; {advice}" if advice else text), exit_code
 
 

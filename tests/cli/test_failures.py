@@ -43,7 +43,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.APIError("x", status_code=400), ExitCode.ERROR, "APIError (HTTP 400): x"),
     (errors.IdempotencyConflict("x"), ExitCode.ERROR, "payments show"),
     (errors.DuplicateSuspected("x", other_key="k"), ExitCode.ERROR, "payments reconcile"),
-    (errors.AccountSuspended("x", state="SUSPENDED"), ExitCode.ERROR, "accounts resume"),
+    (errors.AccountSuspended("it is suspended", state="SUSPENDED"), ExitCode.ERROR, "it is suspended"),
     (errors.NoSuchMerchant(), ExitCode.ERROR, "no such merchant"),
     (of_database("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),

@@ -28,7 +28,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import JournalEntry
 from mobilemoney_async.payments.records.statements import account_column
 from mobilemoney_async.tasks import running_loop
-from mobilemoney_async.text import printable, redact
+from mobilemoney_async.text import arguments, command_line, printable, redact
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -330,4 +330,6 @@ def require_active(journal: Journal, state: str | None) -> None:
 def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
     said = f"account {account!r} is {describe(state, note)}; nothing was sent"
+    if state == AccountState.SUSPENDED:  # a removed one may be erased
+        said += f"; it pays again after {command_line(*arguments('accounts', 'resume', account))}"
     return AccountSuspended(said, state=state, note=None if note is None else redact(note))
