@@ -19,7 +19,7 @@ from mobilemoney_async.database.column_types import UTCDateTime, Word
 from mobilemoney_async.database.prepared import run
 from mobilemoney_async.errors import StoreError
 
-VERSION = 14
+VERSION = 15
 """Version of the tables below. A database of another version is refused.
 
 Until the first release, a change of the tables raises it, and no database is migrated.
@@ -264,6 +264,7 @@ accounts: sa.Table = _account_table(
     # Why nothing is sent from the queue, and until when: without a time until someone resumes, as was done last at.
     *_texts("paused"),
     *_times("paused_until", "resumed_at"),
+    sa.Column("payouts_wait", sa.Boolean),  # queued ones, as a backup was restored, until someone resumes them
     # SUSPENDED or REMOVED; None for an account that pays. See `payments.records.account_store`.
     *_texts("state", "state_note"),
     *_times("state_at"),

@@ -85,7 +85,8 @@ def _count(connection: sa.Connection, *where: Any) -> Mapping[str, int]:
 
 
 def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) -> AccountStatus:
-    is_paused = row.paused is not None and not (row.paused_until and row.paused_until <= now)
+    is_over = row.paused_until is not None and row.paused_until <= now
+    paused = None if is_over else reason_of_pause(row, account)
     state = AccountState.ACTIVE
     if row.state is not None:  # a state of a later release pays nothing either
         state = AccountState.REMOVED if row.state == AccountState.REMOVED else AccountState.SUSPENDED
@@ -101,7 +102,7 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
         (AccountNeed.UNKNOWN, counts["unknown"]),
         (AccountNeed.BEHIND, is_behind and not is_over),
         (AccountNeed.SUSPENDED, state is AccountState.SUSPENDED),
-        (AccountNeed.PAUSED, is_paused and state is AccountState.ACTIVE),
+        (AccountNeed.PAUSED, paused is not None and state is AccountState.ACTIVE),
         (AccountNeed.FAILING, is_failing and state is not AccountState.SUSPENDED),
         (AccountNeed.QUEUED, counts["queued"] and state is AccountState.REMOVED),
     )
@@ -110,8 +111,8 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
         state=state,
         note=row.state_note,
         state_at=row.state_at,
-        paused=reason_of_pause(row.paused, account) if is_paused else None,
-        paused_until=row.paused_until if is_paused else None,
+        paused=paused,
+        paused_until=None if is_over else row.paused_until,
         last_error=row.error,
         last_error_at=row.error_at,
         needs=tuple(need for need, is_so in reasons if is_so),

@@ -323,7 +323,7 @@ def test_a_paused_queue_is_sent_only_with_resume(shop: Path, sandbox: Sandbox) -
 def test_payouts_of_a_restored_store_go_on_once_someone_was_shown_why_they_wait(shop: Path, sandbox: Sandbox) -> None:
     """Also with --send: they may have been cancelled since the backup."""
     batch = approved()
-    change(shop, "UPDATE mobilemoney_accounts SET paused = ':RESTORED:'")
+    change(shop, "UPDATE mobilemoney_accounts SET payouts_wait = TRUE")
     asked = run("payouts", "status", batch, "--send", "--resume", answer="n\n")
     assert "cancel again what was cancelled since" in asked.stderr
     assert (asked.exit_code, len(sandbox.transactions)) == (1, 0), asked.stderr

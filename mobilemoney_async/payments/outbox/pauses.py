@@ -14,7 +14,7 @@ from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.journal import Journal
-from mobilemoney_async.payments.records.reasons import WAS_RESTORED, reason_of_pause
+from mobilemoney_async.payments.records.reasons import reason_of_pause
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.payments.records.statements import PAYMENTS
 from mobilemoney_async.text import arguments, command_line, shown_text
@@ -81,24 +81,23 @@ def find_pause(journal: Journal) -> Pause:
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
         resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
         return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
-    reason, of_payouts = reason_of_pause(row.paused), row.paused == WAS_RESTORED
-    return Pause(reason, row.paused_until, row.resumed_at, of_payouts)
+    return Pause(reason_of_pause(row), row.paused_until, row.resumed_at, bool(row.payouts_wait and row.paused is None))
 
 
 def save_pause(journal: Journal, pause: Pause) -> None:
     """Record a pause, or that there is none any more; one that ends by itself ends no other one.
 
-    That of a restored store lasts through another one, and ends when someone resumes who was shown it.
+    That of a restored store lasts through another one, and ends when someone resumes who was shown it alone.
     """
-    found, paused = journal.lock_account().paused or "", pause.reason and shorten(pause.reason)
-    if found.startswith(WAS_RESTORED) and (pause.lasts or found != WAS_RESTORED or not pause.of_payouts):
-        paused = f"{WAS_RESTORED}{paused or ''}"
-    values = {"paused": paused, "paused_until": pause.until}
+    found = journal.lock_account()
+    values: dict[str, Any] = {"paused": pause.reason and shorten(pause.reason), "paused_until": pause.until}
     where: list[Any] = []
     if pause.resumed_at is not None:
         values["resumed_at"] = pause.resumed_at
+        values["payouts_wait"] = found.payouts_wait and not (pause.of_payouts and found.paused is None)
     elif not pause.lasts:
-        where = [sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None))]
+        is_free = sa.or_(accounts.c.paused.is_(None), accounts.c.paused_until.is_not(None))
+        where = [is_free, accounts.c.payouts_wait.is_not(True)]
     journal.change_rows(accounts, *where, **values)
 
 

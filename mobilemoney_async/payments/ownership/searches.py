@@ -30,7 +30,6 @@ from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.records.due import SEARCHABLE, comparable
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import find_all, merchant_of
-from mobilemoney_async.payments.records.reasons import WAS_RESTORED
 from mobilemoney_async.payments.records.record import EXPLAINED, PaymentRecord
 from mobilemoney_async.payments.records.statements import OF_ACCOUNT
 from mobilemoney_async.payments.records.unmatched import lines_of
@@ -97,10 +96,9 @@ def pause_payouts(connection: sa.Connection, account: str | None) -> None:
     if names := execute(queued).scalars().all() if account is None else [account]:
         execute(insert_missing(accounts, connection.dialect.name), [{"account": each} for each in names])
     has_queued = sa.exists().where(_columns.account == columns.account, *_QUEUED_PAYOUTS)
-    lasting = sa.case((columns.paused_until.is_(None), sa.func.coalesce(columns.paused, "")), else_="")
-    is_new = ~lasting.startswith(WAS_RESTORED)
-    paused = {"paused": sa.literal(WAS_RESTORED).concat(lasting), "paused_until": None}
-    execute(accounts.update().where(_is_of(account, accounts), has_queued, is_new).values(paused))
+    lasting = sa.case((columns.paused_until.is_(None), columns.paused))
+    waits = {"payouts_wait": True, "paused": lasting, "paused_until": None}
+    execute(accounts.update().where(_is_of(account, accounts), has_queued).values(waits))
 
 
 @exactly

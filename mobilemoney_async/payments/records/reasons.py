@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -21,12 +22,6 @@ NOTHING_SHOWS: str = (
 )
 """What an operator does there."""
 
-WAS_RESTORED: str = ":RESTORED:"
-"""What the accounts' table has as the reason of a pause that stops disbursements alone.
-
-Where there is another reason, too, which stops everything, that follows it: each ends by a `resume` of its own.
-"""
-
 RESTORED: str = (
     "the store was restored from a backup: cancel again what was cancelled since, and then: "
     "mobilemoney payouts status --resume"
@@ -34,12 +29,10 @@ RESTORED: str = (
 """Why queued disbursements wait for an operator: a cancellation is forgotten, too."""
 
 
-def reason_of_pause(paused: str | None, account: str | None = None) -> str | None:
-    """Return the sentence for a reason that the accounts' table has; with an account, its command names that."""
-    if paused is None or not paused.startswith(WAS_RESTORED):
-        return paused
+def reason_of_pause(row: Any, account: str | None = None) -> str | None:
+    """Return why nothing is sent from the queue, or no disbursement, by the account's row; commands name an account."""
     restored = RESTORED if account is None else f"{RESTORED} {shlex.join(option('account', account))}"
-    return "; ".join(filter(None, [paused.removeprefix(WAS_RESTORED), restored]))
+    return "; ".join(filter(None, [row.paused, row.payouts_wait and restored])) or None
 
 
 class PaymentCause(enum.StrEnum):
