@@ -138,27 +138,6 @@ class Bucket:
             self._taken -= 1
             self._made_up.pop()
 
-    def give_back(self, at: float) -> None:
-        """Take back a `take` that others have followed, for a request that did not go; a time unknown changes nothing.
-
-        The next take must not be for an earlier time than the last one was: the bounds of the entries that the queues
-        have dropped were met then, as for `undo`.
-        """
-        later: list[float] = []
-        while self._grants and self._grants[-1] > at:
-            later.append(self._grants.pop())
-        if self._grants and self._grants[-1] == at:
-            self._grants.pop()
-            if len(later) < min(self._taken, len(self._made_up)):
-                self._taken -= 1
-                made_up = self._made_up[-1 - len(later)] - self._seconds_per_token  # of the one before it, at most
-                for _ in range(len(later) + 1):
-                    self._made_up.pop()
-                for each in reversed(later):
-                    made_up = max(each, made_up) + self._seconds_per_token
-                    self._made_up.append(made_up)
-        self._grants.extend(reversed(later))
-
     def hold(self, until: float) -> None:
         """Grant nothing before a time, and take the service's bucket to be empty then, as its answer says."""
         if until <= self._held_until:

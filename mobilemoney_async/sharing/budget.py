@@ -77,7 +77,6 @@ class ReservationRequest:
         waiting: Its requests in line, by lane.
         delay: The time from the transaction's reading of the clock until its slots can be used, seconds.
         hold: The time from now for which no process may send, seconds.
-        unused: Slots of its own that passed without a request.
     """
 
     process: str
@@ -85,7 +84,6 @@ class ReservationRequest:
     waiting: Mapping[Priority, InLine]
     delay: float = 0.0
     hold: float = 0.0
-    unused: Sequence[float] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -179,8 +177,6 @@ class _Budget:
         self._agree(request.limit, now)
         if request.hold > 0:
             self.bucket.hold(now + request.hold)
-        for slot in request.unused:
-            self.bucket.give_back(slot)
         self.processes = {name: each for name, each in self.processes.items() if each.due_at + _GRACE >= now}
         own = self._enter(request, now)
         turns = dict(self.turns)

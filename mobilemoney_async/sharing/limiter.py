@@ -57,16 +57,13 @@ class Reservations:
         self._offset = 0.0
         self._slots: deque[float] = deque()  # of the store's clock
         self._last = 0.0
-        self.unused: list[float] = []  # of the store's clock
         self.held_until: float | None = None
         """The end of a hold that is not in the store yet, or None."""
 
     def ready_at(self) -> float:
-        """Return the time of the next slot, or infinity. Slots that are too old to be used are set aside."""
-        if self._slots:
-            oldest = self._clock() - self._offset - self._slack
-            while self._slots and self._slots[0] < oldest:
-                self.unused.append(self._slots.popleft())
+        """Return the time of the next slot, or infinity. Slots that are too old to be used are lost."""
+        while self._slots and self._slots[0] < self._clock() - self._offset - self._slack:
+            self._slots.popleft()
         return self._slots[0] + self._offset if self._slots else math.inf
 
     def fleet_ready_at(self) -> float:
@@ -109,7 +106,8 @@ class SharedLimiter:
     - Among processes that wait in one lane each gets its turn.
     - A hold reaches the store with this process's next reservation, at once if a request waits here; the others get it
       with theirs, and may use the slots that they have reserved.
-    - Slots that a process has reserved when it dies are lost: at most a quarter of a second of the limit.
+    - Slots that a process has reserved, and does not use since it dies or its calls leave, are lost: those of a quarter
+      of a second at most.
 
     Processes should agree on the limit. If they do not, the stricter one is kept until no process has used it for the
     length of its window.
@@ -198,11 +196,8 @@ class SharedLimiter:
             waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
             delay=self._delay,
             hold=0.0 if held_until is None else max(0.0, held_until - now),
-            unused=tuple(self._slots.unused),
         )
         self._is_outdated = False
-        # Before the transaction: it may commit though this task is cancelled, and a slot is given back once.
-        self._slots.unused.clear()
         reservation, seen_at, offset = await self._reserve(request)
         # No await from here to the end: a cancellation cannot lose a slot.
         now = self._now()

@@ -39,7 +39,6 @@ class Row:
         limit: Limit = CONTRACT,
         waited: float = 0.0,
         hold: float = 0.0,
-        unused: tuple[float, ...] = (),
         delay: float = 0.0,
     ) -> Reservation:
         """Ask for some in one lane."""
@@ -48,7 +47,6 @@ class Row:
             limit=limit,
             waiting={lane: InLine(number, waited)},
             hold=hold,
-            unused=unused,
             delay=delay,
         )
         self.text, reservation = reserve(self.text, request, now)
@@ -154,24 +152,19 @@ steps = st.tuples(
 def test_no_interleaving_of_processes_breaks_the_limit(
     steps: list[tuple[float, int, int, Priority, float, int, float]],
 ) -> None:
-    """Processes ask at any time, use the slots late or give them back: no reading of the limit rejects a request."""
+    """Processes ask at any time, use the slots late or not at all: no reading of the limit rejects a request."""
     row, now, last = Row(), START, START
     arrivals: list[float] = []
-    unused: dict[int, list[float]] = {who: [] for who in range(4)}
     for gap, who, number, lane, hold, skipped, delay in steps:
         now += gap
-        over = tuple(at for at in unused[who] if at + JITTER < now)
-        unused[who] = [at for at in unused[who] if at not in over]
-        reservation = row.ask(now, number, lane, process=str(who), hold=hold, unused=over)
+        reservation = row.ask(now, number, lane, process=str(who), hold=hold)
         assert len(reservation.slots) <= number
         assert (reservation.ask_again_at is None) == (len(reservation.slots) == number)
         assert reservation.ask_again_at is None or reservation.ask_again_at > now
         for place, at in enumerate(reservation.slots):
             assert max(now + hold, last) - 1e-6 <= at <= now + HORIZON + 1e-6
             last = at
-            if skipped and place % skipped == skipped - 1:
-                unused[who].append(at)
-            else:
+            if not skipped or place % skipped != skipped - 1:
                 arrivals.append(at + delay)
     assert rejections(arrivals) == []
 
@@ -271,18 +264,6 @@ def test_a_place_that_is_free_is_free_now(ahead: float, steps: list[int]) -> Non
     for step in steps:
         now += step / 1_000_000
         assert row.ask(now + ahead).slots[0] - ahead - now < 1e-8
-
-
-def test_a_slot_given_back_is_there_for_another() -> None:
-    """An unused slot is not lost: here the last of sixty, in the pause that the window forces."""
-    row = Row()
-    slots: list[float] = []
-    for tick in range(256):
-        slots += row.ask(START + tick / 5, 10).slots
-    assert len(slots) == 60
-    assert not row.ask(START + 55).slots
-    assert row.ask(START + 55, unused=(slots[-1],)).slots == [START + 55]
-    assert not row.ask(START + 55).slots
 
 
 @pytest.mark.parametrize("back", [5.0, 3600.0, START - 10])
