@@ -96,11 +96,11 @@ def _status(account: str, row: Any, counts: Mapping[str, int], now: datetime) ->
     # After a restore disbursements wait for the repeated comparison as well.
     is_behind = is_late or (bool(row.went_backwards) and (row.due_since or row.again_at) is not None)
     # Nothing is compared for a removed account without a payment that is open, and it pays nothing.
-    is_over = state is AccountState.REMOVED and not counts["pending"] + counts["unknown"]
+    has_ended = state is AccountState.REMOVED and not counts["pending"] + counts["unknown"]
     reasons: Sequence[tuple[AccountNeed, object]] = (
         (AccountNeed.UNMATCHED, counts["unmatched"]),
         (AccountNeed.UNKNOWN, counts["unknown"]),
-        (AccountNeed.BEHIND, is_behind and not is_over),
+        (AccountNeed.BEHIND, is_behind and not has_ended),
         (AccountNeed.SUSPENDED, state is AccountState.SUSPENDED),
         (AccountNeed.PAUSED, paused is not None and state is AccountState.ACTIVE),
         (AccountNeed.FAILING, is_failing and state is not AccountState.SUSPENDED),
