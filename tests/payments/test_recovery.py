@@ -19,6 +19,7 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     PaymentState,
+    RateLimiter,
     RequestTimeout,
     SQLStore,
     StoreError,
@@ -421,9 +422,14 @@ async def test_another_merchant_is_reported_and_an_operator_may_rebind(
     world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1", "other.token": "merchant-2"}
     async with world.client() as client:
         await world.pay(client, [order("disbursements", "first", 1)])
-    async with world.client(auth="new.token") as client:
+    limiter = RateLimiter(burst=1)
+    await limiter.acquire()
+    async with world.client(auth="new.token", rate_limiter=limiter, on_event=events.append) as client:
         await world.pay(client, [order("disbursements", "second", 2)])
         assert world.service.lookups == 1
+        waited = [each.lane for each in events if isinstance(each, LimiterWaited)]
+        print(waited, world.service.lists)
+        assert waited[0] == "PAYMENT"  # every payment waits for it
     async with world.client(auth="other.token", on_event=events.append) as client:
         await stopped(world, client, [order("collections", "third", 3), order("disbursements", "fourth", 4)])
         assert len([event for event in events if isinstance(event, AccountMismatch)]) == 1

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
-from mobilemoney_async.contract.endpoints import GET_TRANSACTION
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.engine import timeline
 from mobilemoney_async.database.prepared import run
@@ -283,7 +283,9 @@ class Binding:
         if record is None or record.transaction_id is None:
             return None
         try:
-            answer = await self._pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": record.transaction_id})
+            # As a login, in the payments' lane: since every payment of these credentials waits for it.
+            identifiers = {"transaction_id": record.transaction_id}
+            answer = await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.PAYMENT)
         except (TransactionNotFound, InvalidTransactionId) as exc:
             is_early = record.sent_at is not None and record.sent_at > settled_at
             said = f"has transaction {record.transaction_id}, which the service does not know"
