@@ -80,7 +80,7 @@ def find_pause(journal: Journal) -> Pause:
         return Pause()
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
         resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
-        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}", resumed_at=row.resumed_at)
+        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}")
     return Pause(reason_of_pause(row), row.paused_until, row.resumed_at, bool(row.payouts_wait and row.paused is None))
 
 
