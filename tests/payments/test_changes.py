@@ -420,14 +420,17 @@ async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_en
     assert await write(world, prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
 
 
-async def test_changes_of_a_payment_that_was_moved_away_hold_nothing_up(world: World, client: AsyncClient) -> None:
-    """Readers get them without a record, and they are pruned like others."""
+async def test_changes_of_a_payment_that_was_moved_away_hold_nothing_up(
+    world: World, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers get them without a record, and they are pruned like others, by one or by thousands at a time."""
     await pay(client, "a", "b")
     await write(world, lambda journal: journal.delete_rows(payments, payments.c.key == "a"))
     found = await page(client)
     assert shown(found) == MADE
     assert [change.record and change.record.key for change in found] == [None, None, "b", "b"]
     await consume(client)
+    monkeypatch.setattr("mobilemoney_async.payments.feed.changes._AT_ONCE", 1)
     assert await prune(world, client) == MADE[2:]
 
 

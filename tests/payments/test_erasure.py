@@ -424,7 +424,10 @@ async def test_an_erased_payment_is_paid_twice_only_by_its_own_number(
 
 
 async def test_texts_of_the_service_that_name_the_customer_go(sqlite_file_url: str) -> None:
-    """Of an answer, of a refusal in the history, and of a final state, also one that comes later; a code stays."""
+    """Of an answer, of a refusal in the history, and of a final state, also one that comes later; a code stays.
+
+    A note about another final state than the first goes, too.
+    """
     world, order = make_world(sqlite_file_url), Order("order-1", "disbursements", NUMBER)
     world.service.acknowledge = lambda row: {**row, "message": f"sent to {NAME}"}
     async with world.client() as client:
@@ -436,6 +439,9 @@ async def test_texts_of_the_service_that_name_the_customer_go(sqlite_file_url: s
         world.service.finish(payment, "FAILED")
         await settle(client)
         assert everything(sqlite_file_url).count(NAME) == 4  # the last in the message to pollers
+        payment.status = "SUCCESS"
+        await world.read(client)
+        await client.payments.explain(payment.id, note=f"{NAME} says that it failed")
         await SQLStore(sqlite_file_url).erase(phone_number=NUMBER)
         assert NAME not in everything(sqlite_file_url)
         for state in ("SUCCESS", "FAILED"):
