@@ -122,8 +122,7 @@ class ChangePages:
                 now = find_feed(journal)
                 if now is not None and now.prunings == feed.prunings:  # else some may have gone before they were read
                     # An empty page has passed those that were pruned: nothing is to be read up to the last one.
-                    waits_behind = after if page else max(after, feed.last)
-                    return waits_behind, page[-1].change.cursor if page else place, page
+                    return max(after, feed.last), page[-1].change.cursor if page else place, page
 
         self._number, self._after, page = await self._store.write(read)
         self._page.extend(page)
