@@ -1,7 +1,7 @@
 """The feed of changes: in order, nothing skipped, resumed where a consumer was done."""
 
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -610,11 +610,12 @@ async def test_whoever_numbers_changes_prunes_them(
     store_url: str, number_them: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a minute at most: a shop that never reconciles keeps no old changes, nor does a worker, with its pollers."""
-    world, prunings = make_world(store_url), list[float]()
+    world, prunings = make_world(store_url), list[int]()
 
-    def count(*arguments: Any) -> int | None:
-        prunings.append(1)
-        return prune_changes(*arguments)
+    def count(journal: Journal, until: datetime, after: int = 0) -> int | None:
+        prunings.append(after)
+        assert len(prunings) < 20
+        return prune_changes(journal, until, after)
 
     async with world.client(world.store(keep_changes=0.0001)) as client:
         await pay(client, "a")
@@ -622,13 +623,14 @@ async def test_whoever_numbers_changes_prunes_them(
         await pay(client, "open")
         await world.advance(120)
         monkeypatch.setattr("mobilemoney_async.payments.feed.feed.prune_changes", count)
+        monkeypatch.setattr("mobilemoney_async.payments.feed.changes._AT_ONCE", 1)
         for _ in range(4):
             await number_them(client)
         assert {*found_in(store_url)} == {"open"}
-        assert prunings == [1]
+        assert prunings == [*range(1 + max(prunings))]
         await world.advance(61)
         await number_them(client)
-        assert prunings == [1, 1]
+        assert prunings.count(0) == 2
 
 
 @pytest.mark.parametrize("choice", [{}, {"consumer": "books", "start": "oldest"}])

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
@@ -371,20 +372,23 @@ async def test_several_changes_of_a_payment_may_fail(client: AsyncClient, feed: 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 @on_asyncio
 async def test_several_changes_of_a_payment_may_fail_for_ever(client: AsyncClient, feed: Any, order: list[int]) -> None:
-    """Each is parked in its turn, and the consumer goes on."""
+    """Each is parked in its turn, after ten tries, and the consumer goes on."""
     await enqueue(client, "a")
     await client.payments.cancel("a", note="no")
     found = await take(feed, 2)
     for each in order:
         await found[each].failed("away")
     await enqueue(client, "b")
+    tries = Counter([str(found[0].state)])
     for _ in range(24):
         async for change in client.payments.changes(consumer="books", forever=False):
+            tries[str(change.state)] += change.key == "a"
             await (change.done() if change.key == "b" else change.failed("away"))
         await anyio.sleep(400)
     (consumer,) = await client.payments.consumers()
     assert (consumer.behind, consumer.lagging) == (0, ())
     assert [each.number for each in consumer.parked] == [1, 2]
+    assert tries == {"QUEUED": 10, "CANCELLED": 10}
 
 
 async def test_a_parked_change_may_be_done_after_all(client: AsyncClient, feed: Any) -> None:

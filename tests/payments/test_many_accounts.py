@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore
 from mobilemoney_async.database import change_watch, connections
@@ -46,6 +48,11 @@ async def merchants(store: SQLStore, count: int) -> AsyncIterator[list[tuple[San
             account = store.for_account(f"shop-{number}")
             made.append((sandbox, await stack.enter_async_context(sandbox.client(store=account))))
         yield made
+
+
+def has_log(url: str) -> bool:
+    """Return whether SQLite's log is there, which the last connection takes with it."""
+    return Path(f"{sa.make_url(url).database}-wal").exists()
 
 
 async def _has_no_session(url: str, condition: str) -> bool:
@@ -134,6 +141,7 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
         await one.aclose()
         await other.collections.create(**ORDER)
         assert [each.key async for each in other.payments.changes(forever=False)] != []
+    assert not has_log(store_url)
 
 
 @pytest.mark.slow
