@@ -111,6 +111,7 @@ def is_whole(journal: Journal, now: datetime) -> object:
 
 # Whether the answer is yes a microsecond before NOON, then, and a microsecond later.
 BEFORE, UNTIL, FROM = (True, False, False), (True, True, False), (False, True, True)
+ALWAYS, NEVER = (True,) * 3, (False,) * 3
 SOFT: dict[str, Any] = {"state": "REFUSED", "is_certain": False, "ended_at": NOON - DAY / 2}
 RELEASED: dict[str, Any] = {"state": "RELEASED", "ended_at": NOON - DAY / 2}
 QUEUED: dict[str, Any] = {"state": "QUEUED"}
@@ -154,6 +155,7 @@ OTHERS = [
     (unmatched, {"due_at": NOON}, is_unclaimed, FROM),
     (unmatched, {**LOST, "created_at": NOON - DAY}, counts, BEFORE),
     (unmatched, {"changed_at": NOON - 30 * DAY, "explained_at": NOON}, is_whole, UNTIL),
+    (unmatched, {"changed_at": NOON - 30 * DAY}, is_whole, ALWAYS),  # nobody has claimed it
 ]
 
 
@@ -168,7 +170,6 @@ OPEN = {
 LATER = {**OPEN, "cause": PaymentCause.NO_LATER.value}, {"sent_at": NOON - DAY, "ended_at": NOON - DAY / 2}
 SINCE = {"sent_at": NOON - 2 * DAY, "ended_at": NOON - DAY, "changed_at": NOON - DAY / 2}
 EARLIER = {**OPEN, "cause": PaymentCause.NO_EARLIER.value}, SINCE
-ALWAYS, NEVER = (True,) * 3, (False,) * 3
 WITNESSES = [
     (LATER, {}, {}, ALWAYS),
     (LATER, {"walks": 0, "walked_at": None}, {}, ALWAYS),
