@@ -22,7 +22,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.database.leases import TaskLease, new_holder
-from mobilemoney_async.database.schema import lives
+from mobilemoney_async.database.schema import accounts, lives
 from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.payments.ownership.searches import note_restored
 from mobilemoney_async.payments.store import account_store
@@ -455,6 +455,16 @@ async def test_a_word_about_one_account_shortens_no_life_of_another(sqlite_file_
         before = execute(world.url, of_other)
         await client.payments.restored(note="Asha restored the backup of noon")
     assert before == execute(world.url, of_other) != []
+
+
+async def test_a_word_counts_from_the_first_payment_on_where_no_transaction_is_known(sqlite_file_url: str) -> None:
+    """Whatever is paid until the comparison: it hides nothing that was forgotten before."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.lose(client, order("collections", "lost"), made=False)
+        await client.payments.restored(note="Asha restored the backup of noon")
+    ((first, known),) = execute(world.url, sa.select(accounts.c.first_record_at, accounts.c.known_until))
+    assert first == known is not None
 
 
 @pytest.mark.parametrize(("is_said_of", "later"), [("account", 0), ("database", 0), ("account", 6 * MINUTE)])
