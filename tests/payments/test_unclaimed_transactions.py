@@ -768,6 +768,20 @@ async def test_strangers_beyond_the_most_are_left_out(
         assert {each.transaction_id for each in await client.payments.unclaimed()} & {other, again} == {again}
 
 
+async def test_what_was_explained_before_a_list_has_shown_it_is_not_reported(sqlite_file_url: str) -> None:
+    """Neither at once nor with the next one that nobody claims."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await begin(world, client)
+        explained, other = (world.service.make("disbursement", number(each), "900").id for each in (20, 21))
+        await client.payments.explain(explained, note="Asha: the till paid it")
+        for _ in range(2):
+            await world.read(client)
+            await anyio.sleep(HOUR)
+        found = [change.transaction async for change in client.payments.changes(forever=False)]
+    assert [each.transaction_id for each in found if each is not None] == [other]
+
+
 @pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])
 async def test_a_failing_store_harms_no_page(
     world: World,
