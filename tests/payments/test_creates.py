@@ -622,6 +622,8 @@ async def test_whatever_the_service_says_is_recorded(world: World, text: str) ->
         with pytest.raises(MobileMoneyError):
             await create(client)
         assert world.states() == ["REFUSED"]
+        record = await client.payments.get("order-1")
+        assert record is not None and record.ended_at is not None
         await world.advance(TWO_MINUTES)
         with pytest.raises(OutcomeUnknown):
             await create(client)
