@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from mobilemoney_async import AccountSuspended, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
 from mobilemoney_async.database.schema import accounts
-from mobilemoney_async.payments.records.reasons import WAS_RESTORED
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.text import mask_phone_number
@@ -72,7 +71,7 @@ def test_the_list_says_when_a_paused_queue_goes_on(url: str) -> None:
     assert f"paused until {until:%H:%M:%S} UTC: no float" in run("list", "--store", url, COLUMNS="200").stdout
     shown = json.loads(run("list", "--json", "--store", url).stdout)
     assert {datetime.fromisoformat(row["paused_until"]) for row in shown} == {until}
-    execute(url, accounts.update().values(paused=f"{WAS_RESTORED}no float", paused_until=None))
+    execute(url, accounts.update().values(paused="no float", paused_until=None, payouts_wait=True))
     assert "paused: no float; the store was restored" in run("list", "--store", url, COLUMNS="300").stdout
 
 
