@@ -205,7 +205,8 @@ async def test_a_line_that_may_have_been_paid_stays_out_and_says_why(store_url: 
         assert [line.line for line in await client.payouts.report(retry.id)] == [1, 3]
         assert dict(retry.left_out) == {
             2: f"the service shows another final state of payment {keys[1]!r} than before",
-            4: f"payment {keys[3]!r} was refused without a code of the contract, and may exist",
+            4: f"payment {keys[3]!r} was refused without a code of the contract, and may exist: "
+            "propose and approve the same content again, which looks for it first",
             5: f"payment {keys[4]!r} is UNKNOWN",
             6: f"payment {keys[5]!r} is QUEUED",
         }

@@ -200,7 +200,8 @@ def obstacle(chain: Sequence[Row]) -> str | None:
             if row.cause is not None:
                 return f"the service shows another final state of payment {row.key!r} than before"
         elif row.state == PaymentState.REFUSED and not row.is_certain:
-            return f"payment {row.key!r} was refused without a code of the contract, and may exist"
+            said = f"payment {row.key!r} was refused without a code of the contract, and may exist"
+            return said if number else f"{said}: propose and approve the same content again, which looks for it first"
         elif row.state == PaymentState.RELEASED:
             return f"payment {row.key!r} is RELEASED: {released_step(row)}"
         elif row.state != PaymentState.REFUSED and (
