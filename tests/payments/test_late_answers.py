@@ -86,7 +86,9 @@ async def test_a_late_answer_leaves_the_next_attempt_alone(
     assert world.sent == 2
 
 
-async def test_an_attempt_that_is_lost_after_its_key_was_released_leaves_it_released(sqlite_file_url: str) -> None:
+async def test_an_attempt_that_is_lost_after_its_key_was_released_leaves_it_released(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A person has decided, and nothing is known that they did not know; the history says so."""
     world, begun, may_end = make_world(sqlite_file_url), anyio.Event(), anyio.Event()
 
@@ -110,3 +112,4 @@ async def test_an_attempt_that_is_lost_after_its_key_was_released_leaves_it_rele
         await anyio.sleep(3)
         record = await get(second, "k")
     assert (record.state, record.history[-1].what) == ("RELEASED", "contradiction")
+    assert "the result of payment 'k' of account 'default' is not recorded: " in caplog.text  # and never will be

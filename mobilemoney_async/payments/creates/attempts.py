@@ -205,8 +205,9 @@ class RecordedAttempts:
         try:
             await self._save(event, detail=detail, is_certain=is_certain, code=code)
         except StoreError as exc:
-            said = "the result of payment %r of account %r is not recorded yet: %s"
-            logger.error(said, self.request.key, self.store.account, exc)  # noqa: TRY400
+            yet = " yet" if self.request.key in self.store.unwritten else ""  # else there is another one meanwhile
+            said = "the result of payment %r of account %r is not recorded%s: %s"
+            logger.error(said, self.request.key, self.store.account, yet, exc)  # noqa: TRY400
 
     async def _save(self, event: PaymentEvent, **values: Any) -> None:
         entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)
