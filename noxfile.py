@@ -343,7 +343,7 @@ def try_wheel(session: nox.Session, wheel: Path, version: str, program: str) -> 
     environment = Path(f"python{version}").resolve()
     run(f"python{version}", "-m", "venv", str(environment))
     programs = environment / ("Scripts" if os.name == "nt" else "bin")
-    install = ("-m", "pip", "install", "--quiet", "--no-compile", f"mobilemoney-async[all] @ {wheel.as_uri()}")
+    install = ("-m", "pip", "install", "--quiet", f"mobilemoney-async[all] @ {wheel.as_uri()}")
     run(str(programs / "python"), *install)
     run(str(programs / "python"), "-W", "error", "-c", program)
     run(str(programs / "mobilemoney"), "--version")

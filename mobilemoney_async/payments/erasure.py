@@ -55,7 +55,6 @@ from mobilemoney_async.payments.records.rows import (
 # For how long a payment that was refused softly or released is compared with the list by its number; a pending one is
 # looked up by its id, and the service may never end it.
 _COMPARED = timedelta(days=30)
-_ERASABLE = CLOSED | {PaymentState.ACKNOWLEDGED}
 _MOST_NAMED = 20
 _columns = payments.c
 # An entry of the history with someone's note, or the text of an error. Other contradictions name a transaction.
@@ -85,7 +84,7 @@ def erase_number(journal: Journal, number: str, at: datetime) -> Erasure:
     journal.lock_account()
     key = journal.ensure_number_key()
     _require_closed(journal, _columns.phone_number == number, batch_lines.c.phone_number == number, at)
-    return _note(journal, digest(key, number), _erase(journal, key, [number]), at)
+    return _note(journal, digest(key, number), _erase(journal, key, [number], at), at)
 
 
 def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) -> Erasure:
@@ -101,7 +100,7 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     journal.lock_account()
     key = journal.ensure_number_key()  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
-    rows = _erase(journal, key, _numbers(journal))
+    rows = _erase(journal, key, _numbers(journal), at)
     _erase_lines(journal, rows, sa.true(), sa.true())
     for table in (logins, subscriptions):
         rows[table.name] = journal.delete_rows(table)
@@ -157,7 +156,7 @@ def _numbers(journal: Journal, number: str | None = None) -> list[str]:
 def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetime) -> None:
     stays_open = sa.or_(_columns.state.in_((PaymentState.RELEASED, PaymentState.ACKNOWLEDGED)), WAS_REFUSED_SOFTLY)
     is_recent = sa.and_(_columns.changed_at >= at - _COMPARED, stays_open)
-    is_open = sa.or_(_columns.state.not_in(_ERASABLE), IS_CONTRADICTED, is_recent)
+    is_open = sa.or_(_columns.state.not_in({*CLOSED, PaymentState.ACKNOWLEDGED}), IS_CONTRADICTED, is_recent)
     still_open = journal.select(payments, _columns.key).where(of_payment, is_open).order_by(_columns.key)
     with_line = journal.select(batch_lines, batch_lines.c.batch).where(of_line)
     waiting = journal.rows(batches, batches.c.state == PROPOSED, batches.c.id.in_(with_line))
@@ -173,12 +172,14 @@ def _require_closed(journal: Journal, of_payment: Any, of_line: Any, at: datetim
         raise StoreError(said, outcome="not_sent")
 
 
-def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
+def _erase(journal: Journal, key: str, numbers: Sequence[str], at: datetime) -> Counter[str]:
     """Replace numbers, and texts that may name their owners, in the tables of an account; return the rows by table."""
     rows = Counter[str]()
+    stays_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.changed_at < at - _COMPARED)
+    is_closed = sa.or_(_columns.state.in_(CLOSED), stays_pending)  # not one that has begun meanwhile
     for number in numbers:
         marked = f"{ERASED}{digest(key, number)}"
-        closed = journal.select(payments).where(_columns.phone_number == number, _columns.state.in_(_ERASABLE))
+        closed = journal.select(payments).where(_columns.phone_number == number, is_closed)
         # Locked: another attempt might begin.
         for row in journal.execute(closed.order_by(_columns.key).with_for_update()).all():
             values = {
@@ -204,6 +205,10 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str]) -> Counter[str]:
         _erase_lines(journal, rows, sa.or_(unmatched.c.number_digest == digest(key, number), is_own), *of_changes)
         of_message = (subscriptions.c.transaction_id.in_(ids), subscriptions.c.has_ended)
         rows[subscriptions.name] += journal.delete_rows(subscriptions, *of_message)
+        has_number = (subscriptions.c.transaction_id.in_(ids), subscriptions.c.transaction.is_not(None))
+        for row in journal.rows(subscriptions, *has_number):  # about a payment that is pending still
+            here = (subscriptions.c.transaction_id == row.transaction_id, subscriptions.c.follower == row.follower)
+            journal.change_rows(subscriptions, *here, transaction=_without_person(Transaction, row.transaction))
     return rows
 
 

@@ -106,8 +106,8 @@ class SharedLimiter:
     - Among processes that wait in one lane each gets its turn.
     - A hold reaches the store with this process's next reservation, at once if a request waits here; the others get it
       with theirs, and may use the slots that they have reserved.
-    - Slots that a process has reserved, and does not use since it dies or its calls leave, are lost: those of a quarter
-      of a second at most.
+    - Slots that a process has reserved, and does not use since it dies or its calls leave, are lost: those that were
+      free at once, and those of a quarter of a second.
 
     Processes should agree on the limit. If they do not, the stricter one is kept until no process has used it for the
     length of its window.

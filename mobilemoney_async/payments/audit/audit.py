@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 
+import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -59,8 +60,8 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
         owned = owners_of_rows(journal, listing.rows)
 
         def is_of_days(row: Transaction) -> bool:
-            at = row.created_at or (owned[row.id].sent_at if row.id in owned else None)
-            return at is None or start <= at < end
+            sent_at = owned[row.id].sent_at if row.id in owned else None
+            return _is_within(row.created_at or row.completed_at or row.failed_at or sent_at, start, end)
 
         rows = list(filter(is_of_days, listing.rows))
         return AuditComparison(
@@ -79,17 +80,24 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
     comparison, account = await store.read(lambda journal: (read(journal), journal.find_account()))
     is_due = account is not None and account.due_since is not None
     missing = await _compare_missing(pipeline, listing, comparison)
+    unreadable = tuple(each for each in listing.unreadable if _is_within(each.created_at, start, end))
+    of_days = attrs.evolve(listing, unreadable=unreadable)
     owners = (comparison.owned[row.id] for row in comparison.rows if row.id in comparison.owned)
     return AuditReport(
         from_date=from_date,
         to_date=to_date,
         transactions=len(comparison.own_rows),
         payments=len({each.key for each in (*owners, *comparison.sent)}),
-        differences=[*incomplete(listing, is_waited_for=is_due), *comparison.differences(), *missing],
+        differences=[*incomplete(of_days, is_waited_for=is_due), *comparison.differences(), *missing],
         totals=totals_of(comparison.own_rows),
         unsettled=unsettled_of(comparison.own_rows),
         on_its_way=[row.id for row in comparison.on_its_way],
     )
+
+
+def _is_within(at: datetime | None, start: datetime, end: datetime) -> bool:
+    """Return whether a time is in some days, as one that is not shown may be."""
+    return at is None or start <= at < end
 
 
 def _sent_between(

@@ -118,7 +118,7 @@ class RecordedAttempts:
     request: PaymentRequest
     attempt: int | None  # the latest one of the record, which may be sent again; None if there is no record
     utcnow: Callable[[], datetime]
-    sent_at: datetime | None = None  # once this call has begun one
+    sent_at: datetime | None = None  # of the latest one that this call has begun, unless it is known not to exist
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False  # at the beginning of the attempt, by its row under the lock
     asked_at: datetime | None = None  # as of `withdrawal`
@@ -202,6 +202,7 @@ class RecordedAttempts:
         code = (error.code or f"HTTP {error.status_code}") if isinstance(error, APIError) else None
         is_unmade = outcome == "not_sent" or (is_certain and isinstance(error, REFUSED_FOR_ALL))
         event = PaymentEvent.REQUEUE if self.is_queued and is_unmade else _EVENTS[outcome]
+        self.sent_at = self.sent_at if outcome == "unknown" else None
         try:
             await self._save(event, detail=detail, is_certain=is_certain, code=code)
         except StoreError as exc:

@@ -13,11 +13,12 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import load, shorten
 from mobilemoney_async.payments.records.account_status import describe
+from mobilemoney_async.payments.records.account_store import resumed_by
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.reasons import reason_of_pause
 from mobilemoney_async.payments.records.record import PaymentState
 from mobilemoney_async.payments.records.statements import PAYMENTS
-from mobilemoney_async.text import arguments, command_line, shown_text
+from mobilemoney_async.text import shown_text
 
 # Payments that were sent last, among which those are looked for that have ended.
 _MOST_LATEST = 500
@@ -79,8 +80,7 @@ def find_pause(journal: Journal) -> Pause:
     if row is None:
         return Pause()
     if row.state is not None:  # whatever a dispatcher has decided, and until that is changed
-        resumed_by = f"it pays again after {command_line(*arguments('accounts', 'resume', journal.account))}"
-        return Pause(f"the account is {describe(row.state, row.state_note)}; {resumed_by}")
+        return Pause(f"the account is {describe(row.state, row.state_note)}{resumed_by(journal.account, row.state)}")
     return Pause(reason_of_pause(row), row.paused_until, row.resumed_at, bool(row.payouts_wait and row.paused is None))
 
 

@@ -201,7 +201,8 @@ class DuplicateGuard:
             if is_new and (self.is_strict or line.shown.fits_key is not None):
                 raise DuplicateSuspected(
                     f"transaction {line.id} at the service has the same type, amount and phone number, and no payment "
-                    f"claims it: nothing was sent. {unclaimed_step(line.shown)}",
+                    "claims it: nothing was sent, since this one may be made already. Explain it only if it is "
+                    f"another. {unclaimed_step(line.shown)}",
                     transaction_id=line.id,
                 )
 

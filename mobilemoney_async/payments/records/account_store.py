@@ -329,7 +329,12 @@ def require_active(journal: Journal, state: str | None) -> None:
 
 def suspended(account: str, state: str, note: str | None) -> AccountSuspended:
     """Return the error for a payment of an account that is not active."""
-    said = f"account {account!r} is {describe(state, note)}; nothing was sent"
-    if state == AccountState.SUSPENDED:  # a removed one may be erased
-        said += f"; it pays again after {command_line(*arguments('accounts', 'resume', account))}"
+    said = f"account {account!r} is {describe(state, note)}; nothing was sent{resumed_by(account, state)}"
     return AccountSuspended(said, state=state, note=None if note is None else redact(note))
+
+
+def resumed_by(account: str, state: str) -> str:
+    """Return what lets an account pay again, to end a sentence; nothing for one that was removed, and may be erased."""
+    if state != AccountState.SUSPENDED:
+        return ""
+    return f"; it pays again after {command_line(*arguments('accounts', 'resume', account))}"
