@@ -157,8 +157,10 @@ def _name_service(exc: Exception, settings: Settings, text: str, advice: str) ->
 
 def _explain_file(exc: OSError) -> tuple[str, ExitCode]:
     file = f"{exc.filename}: " if exc.filename else ""
-    # Only files that the user named can be missing: those of the configuration.
+    # Only files that the user named can be missing: those of the configuration. They are searched for from here on.
     exit_code = ExitCode.USAGE if isinstance(exc, FileNotFoundError) else ExitCode.ERROR
+    if exit_code is ExitCode.USAGE and not file:
+        return "the working directory no longer exists: change to another one", exit_code
     return f"{file}{exc.strerror or type(exc).__name__}", exit_code
 
 

@@ -54,6 +54,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     ),
     (errors.InvalidCursor("the cursor is ahead of the feed"), ExitCode.ERROR, "ahead of the feed"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.USAGE, "/x: No such file"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory"), ExitCode.USAGE, "the working directory no longer"),
     (Refused("nobody is there", ExitCode.USAGE), ExitCode.USAGE, "nobody is there"),
 ]
 
