@@ -251,6 +251,25 @@ async def test_a_process_with_nothing_to_do_stays_in_contact(sqlite_file_url: st
     assert world.service.lists == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [5, 50, 100])
+async def test_a_lost_answer_at_the_end_of_a_job_is_found_by_the_next(sqlite_file_url: str, pause: float) -> None:
+    """A payout's answer is too late for tonight's job, which ends with it: tomorrow's finds that it was made."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for each in range(2):
+            await world.pay(client, [order("disbursements", f"first {each}", 100 + each)])
+            await anyio.sleep(3 * MINUTE + pause * each)
+        world.service.answer_after = 90.0
+        await world.attempt(client, order("disbursements", "last"))
+    world.service.answer_after = 0.0
+    await anyio.sleep(8 * HOUR)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "next", 102)])
+        await world.reconcile(client, *[2 * MINUTE] * 5)
+        assert [(await world.get(client, "last")).transaction_id] == world.made("last")
+
+
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
     """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
     world = make_world(sqlite_file_url)

@@ -17,6 +17,7 @@ import functools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,6 +52,7 @@ from mobilemoney_async.payments.ownership.duplicates import (
     DuplicateGuard,
     duplicate_suspected,
 )
+from mobilemoney_async.payments.ownership.searches import go_on
 from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, STATE, AccountStore, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
@@ -209,6 +211,12 @@ class RecordedAttempts:
             yet = " yet" if self.request.key in self.store.unwritten else ""  # else there is another one meanwhile
             said = "the result of payment %r of account %r is not recorded%s: %s"
             logger.error(said, self.request.key, self.store.account, yet, exc)  # noqa: TRY400
+        else:
+            if outcome == "unknown":
+                now = self.utcnow()
+                # A life that ends with a lost answer remembers its payment. Else an operator decides.
+                with suppress(StoreError):
+                    await self.store.write(lambda journal: go_on(journal, now), share_key="")
 
     async def _save(self, event: PaymentEvent, **values: Any) -> None:
         entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)

@@ -51,9 +51,10 @@ _FORGET = lives.delete().where(lives.c.account == OF_ACCOUNT, ~_known)
 
 
 def go_on(journal: Journal, now: datetime) -> None:
-    """Write that the latest life goes on, unless it has ended."""
+    """Write that the latest life goes on, unless it has ended, or a comparison is due."""
     latest = sa.select(sa.func.max(lives.c.began_at)).where(lives.c.account == journal.account).scalar_subquery()
-    is_open = (lives.c.began_at == latest, lives.c.until.between(now - CONTACT, now))
+    is_due = sa.exists().where(accounts.c.account == journal.account, accounts.c.due_since.is_not(None))
+    is_open = (lives.c.began_at == latest, lives.c.until.between(now - CONTACT, now), ~is_due)
     journal.change_rows(lives, *is_open, until=now)
 
 
