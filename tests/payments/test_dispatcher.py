@@ -25,13 +25,14 @@ from mobilemoney_async import (
     SQLStore,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.outbox.pauses import Pause, save_pause
 from mobilemoney_async.payments.records.account_store import AccountStore
 from mobilemoney_async.payments.records.reasons import PaymentCause
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, auth_error, payment_error
 from mobilemoney_async.sharing.overview import read_overview
-from tests.payments.service import PHONE_NUMBER, Delay, Line, Outage, World, make_world, on_asyncio
+from tests.payments.service import PHONE_NUMBER, Delay, Line, Outage, World, make_world, on_asyncio, write
 from tests.payments.steps import dispatch, record_of
 from tests.support.fakes import NOON
 
@@ -613,7 +614,7 @@ async def test_one_payment_at_a_time_waits_for_the_rate_limit(world: World) -> N
 
 
 async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_seconds(world: World) -> None:
-    """However long the list takes that may show it."""
+    """However long the list takes that may show it; a pause of another process by then leaves it in the queue."""
 
     async def dawdle(request: httpx.Request) -> None:
         if request.method == "GET":
@@ -631,6 +632,9 @@ async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_sec
             assert dispatcher.stats.sent == 0
             await anyio.sleep(3)
             assert dispatcher.stats.sent == 2
+            await write(world, partial(save_pause, pause=Pause("closing time")))
+            await anyio.sleep(120)
+            assert (dispatcher.stats.paused, world.states()[0]) == ("closing time", "QUEUED")
 
 
 async def test_a_dispatcher_is_used_once(world: World) -> None:

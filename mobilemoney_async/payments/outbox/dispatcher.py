@@ -79,8 +79,6 @@ _CLAIMED = 60.0
 _PATIENCE, _DRAIN = 10.0, 10.0
 # Payments that are being sent at once at most: answers may take long.
 _IN_FLIGHT = 20
-# How long an equal end counts for the next payment.
-_RECENT = timedelta(days=1)
 # Unknown results of a type in a row after which its payments wait: those that are still queued need no decision.
 _UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
@@ -210,10 +208,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         pause = self._order or self._pause
         return pause.reason if pause.stops(TransactionType.COLLECTION) else None
 
-    def _stop_waiting(self) -> None:
-        """Leave the payment in the queue that was taken from it, and waits, for the rate limit say."""
-        for _, scope in self._sending.values():
-            if not scope.shield:
+    def _stop_waiting(self, types: Collection[TransactionType] = tuple(TransactionType)) -> None:
+        """Leave payments of some types in the queue that were taken from it, and wait: for the rate limit, say."""
+        for record, scope in self._sending.values():
+            if not scope.shield and record.type in types:
                 scope.cancel()
 
     async def _save_order(self) -> None:
@@ -269,22 +267,25 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if counted[0] and (sent := [each for each in types if not pause.stops(each)]):
                 found = next_queued(journal, at, types=sent, kinds=kinds)
             if found is not None and self._pause_after is not None:
-                since = max(at - _RECENT, pause.resumed_at or at - _RECENT)
+                a_day_ago = at - timedelta(days=1)
+                since = max(a_day_ago, pause.resumed_at or a_day_ago)
                 ends = equal_ends(journal, found[0].type, self._pause_after, since=since)
             return counted, pause, found, ends
 
         (self._queued, self._latest, earliest), pause, found, ends = await self._store.read(look, share_key=_NAME)
-        if self._order is None:  # else the program has decided
-            self._take(pause, ends)
+        self._take(pause, ends)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
             warn_late(await self._store.decide(withdraw_late, self._utcnow), self._whose)
         return found
 
     def _take(self, pause: Pause, ends: str | None) -> None:
         """Obey the pause of the store; where the last payments have ended alike, pause, loudly."""
+        if self._order is not None:  # the program has decided
+            return
         if pause.lasts and (not self._pause.lasts or pause.of_payouts < self._pause.of_payouts):
             logger.warning("the dispatcher%s is paused: %s", self._whose, pause.reason)
         self._pause = pause
+        self._stop_waiting([each for each in TransactionType if pause.stops(each)])
         if ends is not None:
             self.pause(f"{ends}; no money moved")
             emit(self._on_event, DispatcherPaused(reason=self._paused or ends))
@@ -295,7 +296,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Return whether this process dispatches; renew the lease halfway."""
         if anyio.current_time() > self._leased_until - self._lease.ttl / 2:
             began = anyio.current_time()
-            self._leased_until = began + self._lease.ttl if await self._lease.take() else -math.inf
+            try:
+                self._leased_until = began + self._lease.ttl if await self._lease.take() else -math.inf
+            finally:  # also where the database is away: another process may dispatch by now
+                if self._leased_until <= anyio.current_time():
+                    self._stop_waiting()
         return self._leased_until > anyio.current_time()
 
     async def _begin(self, tasks: TaskGroup, record: PaymentRecord, extra: str | None) -> None:
@@ -311,12 +316,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                     return
                 with suppress(StoreError):  # what waits decides as it begins, too
                     await self._is_holder()
-                    pause = await self._store.read(find_pause, share_key="")
-                    if pause.stops(record.type) and self._order is None:  # of another process
-                        self._take(pause, None)
-                        self._stop_waiting()
-                if self._leased_until <= anyio.current_time():  # also where the database is away
-                    self._stop_waiting()
+                    self._take(await self._store.read(find_pause, share_key=""), None)  # of another process
 
     async def _send(
         self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
