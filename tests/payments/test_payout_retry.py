@@ -14,6 +14,7 @@ import pytest
 
 from mobilemoney_async import (
     AsyncClient,
+    DisbursementLimits,
     InvalidRequest,
     MobileMoneyError,
     PaymentRecord,
@@ -397,6 +398,19 @@ async def test_a_line_that_was_paid_at_the_dashboard_stays_out(
         await client.payments.recover({"book-1": made.id}, note="Asha: paid by hand")
         with pytest.raises(StoreError, match="payment 'book-1', which was imported, may have paid it"):
             await client.payouts.retry(batch.id, by="Asha")
+
+
+@on_asyncio
+async def test_a_retry_that_exceeds_a_limit_says_so(sqlite_file_url: str) -> None:
+    """To who proposes it, and to who asks for it again."""
+    world = make_world(sqlite_file_url)
+    limits = DisbursementLimits(per_payment=1_001)
+    async with world.client() as client, world.client(disbursement_limits=limits) as limited:
+        batch = await approved(client)
+        edit(world.url, payments.update().values(state="REFUSED", is_certain=True))
+        for _ in range(2):
+            retry = await limited.payouts.retry(batch.id, by="Asha")
+            assert str(retry.exceeds).startswith(f"line 3 of batch {retry.id!r} exceeds per_payment")
 
 
 @on_asyncio

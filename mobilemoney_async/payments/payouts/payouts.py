@@ -190,14 +190,18 @@ class Payouts:
         def look(journal: Journal) -> PayoutBatch | Sequence[str]:
             found = find_open(journal, find_row(journal, name).id)
             if found is not None:
-                return find_batch(journal, found, now)
+                return find_batch(journal, found, now, self._limits)
             return transactions_of(journal, find_payments(journal, name))
 
         failed = await self._store.read(look)
         if isinstance(failed, PayoutBatch):
             return failed
         seen, now = await self._see(failed), self._utcnow()
-        return await self._store.write(lambda journal: make_retry(journal, name, seen, by=person, at=now))
+
+        def make(journal: Journal) -> PayoutBatch:
+            return find_batch(journal, make_retry(journal, name, seen, by=person, at=now), now, self._limits)
+
+        return await self._store.write(make)
 
     async def _see(self, ids: Sequence[str]) -> Mapping[str, Transaction]:
         """Look up the transactions of lines that are to be paid again; the store records those that have turned."""

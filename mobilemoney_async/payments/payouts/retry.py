@@ -21,7 +21,6 @@ from datetime import datetime
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import Row, batches
-from mobilemoney_async.payments.payouts.batch import PayoutBatch
 from mobilemoney_async.payments.payouts.queries import (
     PROPOSED,
     find_chains,
@@ -34,7 +33,6 @@ from mobilemoney_async.payments.payouts.queries import (
     nothing_changed,
     obstacle,
 )
-from mobilemoney_async.payments.payouts.review import find_batch
 from mobilemoney_async.payments.payouts.rows import PayoutRow
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import PaymentEvent, PaymentState, Source
@@ -56,10 +54,8 @@ def transactions_of(journal: Journal, found: Mapping[str, Row]) -> Sequence[str]
     return [row.transaction_id for row in rows if row.transaction_id is not None]
 
 
-def make_retry(
-    journal: Journal, parent: str, shown: Mapping[str, Transaction], *, by: str, at: datetime
-) -> PayoutBatch:
-    """Record the retry of a batch, and return it; return the one that is to be approved if there is one.
+def make_retry(journal: Journal, parent: str, shown: Mapping[str, Transaction], *, by: str, at: datetime) -> str:
+    """Record the retry of a batch, and return its id; return the one that is to be approved if there is one.
 
     Args:
         journal: The store.
@@ -73,7 +69,7 @@ def make_retry(
     """
     batch = find_row(journal, parent, lock=True)  # two people may ask at once
     if (found := find_open(journal, batch.id)) is not None:
-        return find_batch(journal, found, at)
+        return found
     if batch.approved_at is None:
         raise nothing_changed(f"batch {parent!r} was not approved: none of its lines was sent")
     lines = find_lines(journal, batch.id)
@@ -98,7 +94,7 @@ def make_retry(
         named += ["and more"] if lines[_MOST_NAMED:] else []
         raise nothing_changed(f"no line of batch {parent!r} can be paid again ({'; '.join(named)})")
     name = f"{batch.name[:_NAME]}, retry {number}"
-    return find_batch(journal, insert_batch(journal, rows, name=name, by=by, at=at, parent=batch.id), at)
+    return insert_batch(journal, rows, name=name, by=by, at=at, parent=batch.id)
 
 
 def replace(
