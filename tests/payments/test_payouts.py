@@ -456,16 +456,18 @@ async def test_duplicates_are_those_that_may_have_been_paid(world: World) -> Non
         world.sandbox.script(faults.drop(processed=True), on="b2c")
         with pytest.raises(OutcomeUnknown):
             await client.disbursements.create(phone_number="+255681234502", amount=700, idempotency_key="lost")
-        await client.payments.enqueue(
-            type="collection", phone_number=PHONE_NUMBER, amount=5, idempotency_key="someone's"
-        )
+        other: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 5}
+        await client.payments.enqueue(type="collection", **other, idempotency_key="someone's")
+        other_extra = {"extra": {"description": "rent"}, "idempotency_key": "with-extra"}
+        await client.payments.enqueue(type="disbursement", **other, **other_extra)
         late: dict[str, Any] = {"phone_number": numbers[3], "amount": 700, "not_before": timedelta(days=30)}
         await client.payments.enqueue(type="disbursement", idempotency_key="late", **late)
         batch = await client.payouts.propose(rows, name="again", by="Asha")
         assert set(batch.duplicates) == {1, 3, 4}
         assert "SUCCESS" in batch.duplicates[1] and "'lost'" in batch.duplicates[3]
-        named = [{"phone_number": PHONE_NUMBER, "amount": 5, "key": "someone's"}]
-        assert "cannot be approved" in (await client.payouts.propose(named, name="x", by="Asha")).duplicates[1]
+        named = [{**other, "key": key} for key in ("someone's", "with-extra")]
+        found = (await client.payouts.propose(named, name="x", by="Asha")).duplicates
+        assert all(found[line].endswith("the batch cannot be approved") for line in (1, 2))
         await anyio.sleep(31 * 86_400)
         assert set((await client.payouts.get(batch.id)).duplicates) == {4}
         await dispatch(client, 60)

@@ -37,6 +37,7 @@ from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import select_among
 from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records.record import PaymentState
+from mobilemoney_async.payments.records.rows import ERASED_EXTRA, UNKNOWN_EXTRA
 from mobilemoney_async.payments.records.unmatched import kept_forms
 
 _RECENT = timedelta(days=30)
@@ -178,7 +179,8 @@ def duplicates_of(journal: Journal, lines: Sequence[Row], used: Mapping[str, Row
         number = own and forms.get(own.phone_number)
         earlier, other = first.setdefault(kind, each.line), recent.get(kind)
         namesake = first.setdefault((each.phone_number,), each.line)
-        if own is not None and (own.type, number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
+        is_plain = own is not None and own.extra_digest in {"", UNKNOWN_EXTRA, ERASED_EXTRA}
+        if own is not None and (own.type, number, own.amount, is_plain) != (TransactionType.DISBURSEMENT, *kind, True):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
             found[each.line] = f"this very payment is {line_state(own)} since {own.changed_at:%Y-%m-%d}: {_fate(own)}"
