@@ -104,7 +104,7 @@ async def test_failed_lines_go_again_after_another_approval(world: World, client
         2: ("QUEUED", f"RECIPIENT_NOT_FOUND; tried again under the key '{first.id}-retry-1-2': queued"),
         3: ("QUEUED", f"RECIPIENT_NOT_FOUND; tried again under the key '{first.id}-retry-1-3': queued"),
     }
-    with pytest.raises(StoreError, match=f"all payments of batch '{first.id}' were sent"):
+    with pytest.raises(StoreError, match=f"no payment of batch '{first.id}' waits to be sent"):
         await client.payouts.cancel(first.id, by="Asha")
     with pytest.raises(StoreError, match=r"no line .* can be paid again \(line 1: .* is SUCCESS; line 2: .*QUEUED"):
         await client.payouts.retry(first.id, by="Asha")

@@ -251,8 +251,11 @@ async def test_cancelling_stops_what_is_not_sent_yet(world: World, client: Async
         await client.payouts.get("nothing")
     third = await approved(client, [{**ORDER, "key": line.key + "-"}], "third")
     await dispatch(client, 10)
-    with pytest.raises(StoreError, match="were sent: nothing was changed"):
-        await client.payouts.cancel(third.id, by="Asha")
+    fourth = await approved(client, [{**ORDER, "key": line.key + "+"}], "fourth")
+    await client.payments.cancel(line.key + "+", note="Neema")  # one by one: none of it was sent
+    for batch in (third, fourth):
+        with pytest.raises(StoreError, match=r"no payment of batch '.*' waits to be sent: nothing was changed"):
+            await client.payouts.cancel(batch.id, by="Asha")
     assert world.sent == 2
 
 

@@ -229,14 +229,14 @@ class Payouts:
 
         Raises:
             InvalidRequest: An argument is blank.
-            StoreError: There is no such batch, or all of it was sent.
+            StoreError: There is no such batch, or none of its payments waits to be sent.
         """
         person, name = read_person(by), require_name("id", id)
 
         def stop(journal: Journal, now: datetime) -> PayoutBatch:
             batch = find_row(journal, name, lock=True)  # two people may decide at once
             if batch.state == APPROVED and not count_states(journal, batch.id).keys() & _STOPPABLE:
-                raise nothing_changed(f"all payments of batch {id!r} were sent")
+                raise nothing_changed(f"no payment of batch {id!r} waits to be sent")
             hand_over(journal, batch.id)
             cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
             if batch.state != CANCELLED:
