@@ -101,6 +101,7 @@ def erase_account(journal: Journal, at: datetime, *, is_repeated: bool = False) 
     key = journal.ensure_number_key()  # one that has sent nothing has none yet
     _require_closed(journal, sa.true(), sa.true(), at)
     rows = _erase(journal, key, _numbers(journal), at)
+    _erase_notes(journal, rows, sa.true())  # of numbers that were erased before, too
     _erase_lines(journal, rows, sa.true(), sa.true())
     for table in (logins, subscriptions):
         rows[table.name] = journal.delete_rows(table)
@@ -192,8 +193,7 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str], at: datetime) -> 
             journal.change(row.key, values | dict.fromkeys(("extra", "error", "about")))
             rows[payments.name] += 1
         marked_ones = journal.select(payments, _columns.key).where(_columns.phone_number == marked)
-        of_entry = (history.c.key.in_(marked_ones), history.c.detail != ERASED_TEXT)
-        rows[history.name] += journal.change_rows(history, *of_entry, _IS_FREE, detail=ERASED_TEXT)
+        _erase_notes(journal, rows, history.c.key.in_(marked_ones))
         of_line = batch_lines.c.phone_number == number
         # Their digest is of the numbers, under no key: with the rest of the batch one could try numbers.
         for batch in {line.batch for line in journal.rows(batch_lines, of_line)}:
@@ -210,6 +210,12 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str], at: datetime) -> 
             here = (subscriptions.c.transaction_id == row.transaction_id, subscriptions.c.follower == row.follower)
             journal.change_rows(subscriptions, *here, transaction=_without_person(Transaction, row.transaction))
     return rows
+
+
+def _erase_notes(journal: Journal, rows: Counter[str], of_payment: sa.ColumnElement[bool]) -> None:
+    """Replace notes of people and texts of errors in the histories of payments, and count them."""
+    is_left = (history.c.detail != ERASED_TEXT, _IS_FREE)
+    rows[history.name] += journal.change_rows(history, of_payment, *is_left, detail=ERASED_TEXT)
 
 
 def _erase_lines(

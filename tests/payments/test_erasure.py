@@ -253,8 +253,14 @@ async def test_a_whole_account_is_erased_and_pays_no_more(store_url: str) -> Non
         await pay(neighbour)
         await settle(client)
         await settle(neighbour)
+        await store.erase(phone_number=NUMBER)
+        has_turned = payments.update().where(payments.c.account == "shop-1", payments.c.key == "order-1")
+        execute(store_url, has_turned.values(cause="CHANGED", about="FAILED"))
+        (first, _) = await client.payments.list()
+        await client.payments.explain(str(first.transaction_id), note=f"{NAME} was paid")
         done = await store.erase_account("shop-1")
-        assert (done.digest, done.rows["mobilemoney_payment_records"]) == ("account", 2)
+        assert (done.digest, done.rows["mobilemoney_payment_records"]) == ("account", 1)
+        assert f"{NAME} was paid" not in everything(store_url)
         of_account = [row for row in rows(store_url, "mobilemoney_accounts") if row["account"] == "shop-1"]
         assert [(row["number_key"], row["credentials"], row["state"]) for row in of_account] == [
             (None, None, "REMOVED")
