@@ -130,8 +130,9 @@ def repeat(journal: Journal, at: datetime, *, listed: Sequence[Erasure]) -> tupl
             return [], [StoreError(f"{said}: erase each by itself", outcome="not_sent")]
     for work in works:
         try:
-            done.append(work())
-        except StoreError as exc:  # before anything of it was changed
+            with journal.connection.begin_nested():  # one that is refused has changed nothing
+                done.append(work())
+        except StoreError as exc:
             refused.append(exc)
     return done, refused
 
@@ -185,8 +186,8 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str], at: datetime) -> 
         for row in journal.execute(closed.order_by(_columns.key).with_for_update()).all():
             values = {
                 "phone_number": marked,
-                "transaction": _without_person(Transaction, row.transaction),
-                "acknowledgement": _without_person(Acknowledgement, row.acknowledgement),
+                "transaction": _without_person(Transaction, row.transaction, row.key),
+                "acknowledgement": _without_person(Acknowledgement, row.acknowledgement, row.key),
                 # An imported payment stays one: its times are not of a request.
                 "extra_digest": UNKNOWN_EXTRA if row.extra_digest == UNKNOWN_EXTRA else ERASED_EXTRA,
             }
@@ -208,7 +209,8 @@ def _erase(journal: Journal, key: str, numbers: Sequence[str], at: datetime) -> 
         has_number = (subscriptions.c.transaction_id.in_(ids), subscriptions.c.transaction.is_not(None))
         for row in journal.rows(subscriptions, *has_number):  # about a payment that is pending still
             here = (subscriptions.c.transaction_id == row.transaction_id, subscriptions.c.follower == row.follower)
-            journal.change_rows(subscriptions, *here, transaction=_without_person(Transaction, row.transaction))
+            said = _without_person(Transaction, row.transaction, row.transaction_id)
+            journal.change_rows(subscriptions, *here, transaction=said)
     return rows
 
 
@@ -241,8 +243,11 @@ def _has_lines(journal: Journal, name: str) -> bool:
     return journal.count(unmatched, unmatched.c.number_digest == name, _IS_LEFT) > 0
 
 
-def _without_person(kind: type[Any], text: str | None) -> str | None:
-    return None if text is None else dump(without_person(load(kind, text)))
+def _without_person(kind: type[Any], text: str | None, name: str) -> str | None:
+    try:
+        return None if text is None else dump(without_person(load(kind, text)))
+    except StoreError as exc:
+        raise StoreError(f"{exc}, of {name!r}: nothing was erased", outcome="not_sent") from exc
 
 
 def _note(journal: Journal, name: str, rows: Counter[str], at: datetime) -> Erasure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -331,6 +332,26 @@ async def test_an_open_payment_keeps_no_other_erasure_from_being_repeated(sqlite
     with pytest.raises(StoreError, match=said):
         await restored.repeat_erasures(kept)
     assert NUMBER[1:] not in everything(backup) and OTHER[1:] in everything(backup)
+    restored.close()
+
+
+@on_asyncio
+async def test_a_payment_that_cannot_be_read_leaves_its_number_whole(sqlite_file_url: str, tmp_path: Any) -> None:
+    """Half of an erasure would look like all of it. The error names the payment: `recover` takes what is shown now."""
+    backup = f"sqlite:///{tmp_path}/backup.db"
+    async with shop(sqlite_file_url) as (client, store, _):
+        for key in ("order-1", "order-2"):
+            await pay(client, key=key)
+            await settle(client)
+        back_up(sqlite_file_url, backup)
+        await store.erase(phone_number=NUMBER)
+        kept = await store.erasures()
+    execute(backup, payments.update().where(payments.c.key == "order-2").values(transaction="{"))
+    restored = SQLStore(backup, "shop-1")
+    for erase in (partial(restored.repeat_erasures, kept), partial(restored.erase, phone_number=NUMBER)):
+        with pytest.raises(StoreError, match="transaction that cannot be read, of 'order-2': nothing was erased"):
+            await erase()
+        assert {row["phone_number"] for row in rows(backup, "mobilemoney_payment_records")} == {NUMBER}
     restored.close()
 
 
