@@ -24,6 +24,7 @@ from mobilemoney_async import (
     RetryPolicy,
     SQLStore,
 )
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.outbox.pauses import Pause, save_pause
 from mobilemoney_async.payments.records.account_store import AccountStore
@@ -34,6 +35,7 @@ from mobilemoney_async.sandbox.messages import Reply, auth_error, payment_error
 from mobilemoney_async.sharing.overview import read_overview
 from tests.payments.service import PHONE_NUMBER, Delay, Line, Outage, World, make_world, on_asyncio, write
 from tests.payments.steps import dispatch, record_of
+from tests.payments.tables import edit
 from tests.support.fakes import NOON
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
@@ -460,6 +462,23 @@ async def test_after_a_resume_as_many_refusals_pause_it_again(world: World) -> N
             dispatcher.pause("+255780000789 is at the till")
             await anyio.sleep(10)
             assert dispatcher.stats.paused == "+25578…789 is at the till"  # in logs, events and every view
+
+
+@on_asyncio
+async def test_an_end_that_cannot_be_read_stops_no_payment(world: World) -> None:
+    """A transaction of an earlier version, say, among the last ones that have failed."""
+    async with world.client() as client:
+        await enqueue(client, 2)
+        await dispatch(client, 2, per_minute=600)
+        edit(world.url, payments.update().values(state="FINAL", status="FAILED", transaction="{"))
+        await enqueue(client, 1, start=2)
+        edit(world.url, payments.update().where(payments.c.key == "k00").values(transaction=None))
+        async with client.dispatcher(per_minute=600, pause_after=2) as dispatcher:
+            await anyio.sleep(2)
+            assert str(dispatcher.stats.paused).startswith("2 collections in a row ended as FAILED")
+            dispatcher.resume()
+            await anyio.sleep(2)
+        assert world.sent == 3
 
 
 async def run_dry(client: AsyncClient, dispatcher: Any) -> int:

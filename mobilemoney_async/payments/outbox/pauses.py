@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, payments
 from mobilemoney_async.database.serialization import load, shorten
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.records.account_status import describe
 from mobilemoney_async.payments.records.account_store import resumed_by
 from mobilemoney_async.payments.records.journal import Journal
@@ -118,9 +120,15 @@ def equal_ends(journal: Journal, kind: TransactionType, count: int, *, since: da
         if journal.rows(payments, *accepted, _columns.sent_at >= rows[-1].sent_at, limit=1):
             return None
         return f"{count} {kind}s in a row were refused: {last.error}"
-    reasons = {None if row.transaction is None else load(Transaction, row.transaction).failure_reason for row in rows}
+    reasons = {_failure_reason(row.transaction) for row in rows}
     said = ": ".join([last.status, *(shown_text(each) for each in reasons if each)])
     return None if len(reasons) > 1 else f"{count} {kind}s in a row ended as {said}"
+
+
+def _failure_reason(text: str | None) -> str | None:
+    with suppress(StoreError):  # unreadable, as of an earlier version: no reason to send nothing
+        return None if text is None else load(Transaction, text).failure_reason
+    return None
 
 
 @attrs.frozen
