@@ -26,9 +26,10 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.outbox.outbox import postpone
 from mobilemoney_async.payments.outbox.pauses import Pause, save_pause
 from mobilemoney_async.payments.records.account_store import AccountStore
-from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply, auth_error, payment_error
@@ -326,6 +327,19 @@ async def test_the_record_has_the_latest_reason_or_that_of_a_look(world: World) 
     # The reason is that of the last try, so it has its time.
     assert re.fullmatch(r"at 20\d\d-\d\d-\d\d \d\d:\d\d UTC, .*'lost'.*", unsent.reason or "")
     assert (looked.cause, unsent.cause) == (PaymentCause.IN_GRACE, PaymentCause.HELD)
+
+
+@on_asyncio
+@pytest.mark.parametrize("before", [PaymentCause.WAITS, PaymentCause.DELAYED, PaymentCause.HELD])
+async def test_after_a_look_too_a_later_try_has_its_own_reason(world: World, before: PaymentCause) -> None:
+    """A limit that was raised since, say, is no reason any more: only what the look itself has shown stays."""
+    async with world.client() as client:
+        await enqueue(client, 1)
+        edit(world.url, payments.update().values(looked_at=world.utcnow(), cause=before, about="a limit"))
+        later = Reason(PaymentCause.DELAYED, "the list cannot be read")
+        await write(world, partial(postpone, key="k00", reason=later, at=world.utcnow(), until=None))
+        record = await record_of(client, "k00")
+    assert record.cause is later.cause and str(record.reason).endswith(str(later.about))
 
 
 @pytest.mark.costly("runs lines of payments/outbox/dispatcher.py that no quick test runs")

@@ -44,7 +44,7 @@ from mobilemoney_async.payments.creates.creates import payment_request
 from mobilemoney_async.payments.records.account_store import STATE, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.queries import chunks
-from mobilemoney_async.payments.records.reasons import PaymentCause, Reason
+from mobilemoney_async.payments.records.reasons import TRIED, PaymentCause, Reason
 from mobilemoney_async.payments.records.record import (
     PaymentEvent,
     PaymentRecord,
@@ -281,7 +281,7 @@ def postpone(
     if record.not_before is not None and record.not_before > at:
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
-    is_known = record.looked_at is not None and record.cause is not None
+    is_known = record.looked_at is not None and record.cause not in {None, *TRIED}
     waits = {} if is_known else reason_columns(Reason(reason.cause, f"at {at:%Y-%m-%d %H:%M} UTC, {reason}"))
     return to_record(journal.update(key, {"not_before": record.not_before if until is None else until, **waits}))
 

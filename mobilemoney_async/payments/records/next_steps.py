@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import attrs
 
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.records.reasons import PaymentCause
+from mobilemoney_async.payments.records.reasons import TRIED, PaymentCause
 from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
 from mobilemoney_async.text import arguments, command_line, option
 
@@ -150,8 +150,7 @@ def _choose(record: PaymentRecord) -> NextStep:
 def _wait_in_queue(record: PaymentRecord, now: datetime, grace: timedelta) -> NextStep:
     is_later = record.not_before is not None and record.not_before > now
     when = f" from {_at(record.not_before, now)} on" if is_later and record.not_before is not None else ""
-    was_tried = record.cause in {PaymentCause.WAITS, PaymentCause.DELAYED, PaymentCause.HELD}
-    said = f"It could not be sent: {record.reason}. " if was_tried else ""
+    said = f"It could not be sent: {record.reason}. " if record.cause in TRIED else ""
     if record.cause is PaymentCause.HELD:
         said += "Decide first what holds it: a transaction may be this payment, made already. Else you may cancel it."
         return NextStep(said, (("payments", "unclaimed"), cancel(record.key)))

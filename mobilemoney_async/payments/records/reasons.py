@@ -118,6 +118,9 @@ LACKS: frozenset[PaymentCause] = frozenset(
 KEEPS: frozenset[PaymentCause] = frozenset({PaymentCause.WAITS, PaymentCause.HELD})
 """Causes for which a payment stays in the queue, perhaps until someone decides."""
 
+TRIED: frozenset[PaymentCause] = KEEPS | {PaymentCause.DELAYED}
+"""Causes of a payment that stays in the queue, since it could not be sent."""
+
 CONTRADICTIONS: frozenset[PaymentCause] = frozenset(
     {PaymentCause.UNREADABLE, PaymentCause.HIDDEN, PaymentCause.ALTERED}
 )
