@@ -109,12 +109,12 @@ def find_row(journal: Journal, id: str, *, lock: bool = False) -> Row:
 
 def hand_over(journal: Journal, id: str) -> None:
     """Let payments of a batch that may still be sent be those of another approved one which has the same keys."""
-    may_be_sent = payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING])
+    may_be_sent = (payments.c.batch == id, payments.c.state.in_([PaymentState.QUEUED, PaymentState.SENDING]))
+    own = set(journal.execute(journal.select(payments, payments.c.key).where(*may_be_sent)).scalars())
     for other in journal.rows(batches, batches.c.state == APPROVED, batches.c.id != id, order_by=[batches.c.id]):
         keys = journal.execute(journal.select(batch_lines, batch_lines.c.key).where(batch_lines.c.batch == other.id))
-        for some in chunks(keys.scalars().all()):
-            of_keys = (payments.c.batch == id, may_be_sent, payments.c.key.in_(some))
-            journal.change_rows(payments, *of_keys, batch=other.id)
+        for some in chunks(own.intersection(keys.scalars())):  # of years of batches few share a key
+            journal.change_rows(payments, *may_be_sent, payments.c.key.in_(some), batch=other.id)
 
 
 def find_lines(journal: Journal, id: str) -> Sequence[Row]:
