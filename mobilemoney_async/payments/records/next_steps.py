@@ -46,7 +46,7 @@ class NextStep:
 
 
 _STEPS: Mapping[PaymentState, str] = {
-    PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
+    PaymentState.CANCELLED: "It was cancelled, and its key is used up. Nothing is left to do.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
     PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
     PaymentState.FINAL: "Nothing is left to do.",
