@@ -263,7 +263,7 @@ class Payouts:
         Raises:
             InvalidRequest: The limit is not at least 1.
         """
-        most = require_integer("limit", limit, 1)
+        most = min(require_integer("limit", limit, 1), 2**63 - 1)  # as for payments.list
 
         def latest(journal: Journal) -> list[PayoutBatch]:
             newest = (batches.c.proposed_at.desc(), batches.c.id)
