@@ -30,7 +30,8 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
-from mobilemoney_async.payments.records.record import PaymentRecord
+from mobilemoney_async.payments.records.next_steps import cancel
+from mobilemoney_async.payments.records.record import PaymentRecord, PaymentState
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.tasks import shielded
 from mobilemoney_async.text import arguments, command_line, option, shown_text, visible
@@ -177,7 +178,8 @@ class PaymentRun:
         self._answer: Acknowledgement | None = None
         self._changes: list[following.StatusChange] = []
         self._was_attempted = False
-        # After an interrupted create: the record in the store, or without one whether the request may have arrived.
+        # After an interrupted or refused create: the record in the store, or without one whether the request may have
+        # arrived.
         self._record: PaymentRecord | None = None
         self._is_unknown = False
         self._began = datetime.now(UTC)
@@ -218,6 +220,8 @@ class PaymentRun:
         except errors.IdempotencyConflict as exc:
             raise self._conflict(exc, await client.payments.get(request.key or "")) from exc
         except MobileMoneyError as exc:
+            if not (isinstance(exc, errors.StoreError) and exc.is_database):
+                await self._read_record(client)
             raise self._refusal(exc) from exc
         except anyio.get_cancelled_exc_class():
             await self._read_record(client)
@@ -285,7 +289,14 @@ class PaymentRun:
             return [f"the payment exists: {record.transaction_id}", f"to follow it: {again}"]
         if self._is_unknown if record is None else record.is_unresolved:
             return ["it is unknown whether the payment exists", *self._how_to_find_out()]
-        return ["nothing was sent"]
+        return ["nothing was sent", *self._still_queued()]
+
+    def _still_queued(self) -> list[str]:
+        """Return a line about a payment that was in the queue, and is still, with the command that takes it out."""
+        if self._record is None or self._record.state is not PaymentState.QUEUED:
+            return []
+        take_out = command_line(*cancel(self._record.key), options=self._service.store_flags)
+        return [f"it stays in the queue, and a dispatcher sends it, unless you cancel it: {take_out}"]
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)
@@ -302,7 +313,7 @@ class PaymentRun:
             text = {"not_sent": "nothing was sent: ", "refused": refused}.get(exc.outcome, "") + text
             if exc.outcome == "refused" and not is_certain:
                 text, code = "; ".join([text, *self._how_to_find_out()]), ExitCode.UNRESOLVED
-        return Refused(text, code)
+        return Refused("; ".join([text, *self._still_queued()]), code)
 
     def _conflict(self, exc: errors.IdempotencyConflict, record: PaymentRecord | None) -> Refused:
         request = self._request
@@ -335,7 +346,7 @@ class PaymentRun:
     async def _read_record(self, client: AsyncClient) -> None:
         if self._request.key is None:
             return
-        # The call is being cancelled: this read may take a few more seconds. Until it has ended, the result counts as
+        # Where the call is being cancelled, this read may take a few more seconds. Until it has ended, the result is
         # unknown. After it the record decides, and without a record nothing was sent.
         self._is_unknown = True
         try:

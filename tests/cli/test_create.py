@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, PaymentState, SQLStore, TransactionType
+from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, SQLStore, TransactionType
 from mobilemoney_async.cli.create import PaymentArguments, PaymentRun
 from mobilemoney_async.cli.failures import ExitCode, Refused
 from mobilemoney_async.cli.options import Service
@@ -254,6 +254,27 @@ class TestFollowing:
                 await payment.follow(client, 300)
         assert caught.value.exit_code is ExitCode.UNRESOLVED
         assert "it is unknown whether it exists" in str(caught.value)
+
+    @pytest.mark.costly("no quick test sends a queued payment from the command line")
+    @pytest.mark.parametrize("is_refused", [True, False])
+    async def test_a_queued_payment_that_cannot_be_sent_stays_in_the_queue(self, store: str, is_refused: bool) -> None:
+        """A refusal and Ctrl-C say so, and how to take it out: it would be sent after it was paid in another way."""
+        sandbox = Sandbox()
+        request = PaymentArguments(TransactionType.COLLECTION, NUMBER, "100", "order-1")
+        settings = Settings(profile="till", base_url=sandbox.base_url, is_production=False, store=store)
+        payment = PaymentRun(request, settings, Service(profile="till"))
+        async with sandbox.client(store=SQLStore(store), on_event=payment.note_event) as client:
+            await client.payments.enqueue(type="collection", phone_number=NUMBER, amount=100, idempotency_key="order-1")
+            fault = faults.token_expired() if is_refused else faults.lost(processed=False)
+            sandbox.script(fault, on="c2b", times=2)
+            if not is_refused:
+                with pytest.raises(OutcomeUnknown):
+                    await client.collections.create(NUMBER, 100)
+            with pytest.raises(Refused) as caught:
+                await payment.send(client)
+        for line in (str(caught.value).split("; ")[-1], payment.still_open()[-1]):
+            assert line.startswith("it stays in the queue, and a dispatcher sends it, unless you cancel it: ")
+            assert "payments cancel order-1 --note" in line and line.endswith("--profile till")
 
 
 class TestStore:
