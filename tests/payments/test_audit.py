@@ -87,7 +87,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(world: World
             await pay(client, 9000)
         await finish(other)
         change(world, "k2000", amount="2001")
-        change(world, "k3000", transaction_id="txn_gone", sent_at=world.utcnow() - timedelta(seconds=20))
+        change(world, "k3000", transaction_id="txn_gone", sent_at=world.utcnow() - timedelta(seconds=80))
         change(world, "k6000", status="FAILED")
         await anyio.sleep(60)
         report = await audit(world, client)
@@ -407,6 +407,17 @@ async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_miss
         world.sandbox.script(faults.server_error(processed=False), on="GET transaction", times=100)
         kinds = {str(each.kind) for each in (await audit(world, client)).differences}
         assert kinds == {"incomplete"}
+
+
+async def test_a_payment_that_nothing_shows_yet_is_missing_after_the_grace_period(sqlite_file_url: str) -> None:
+    """Neither the list nor a lookup need show a payment at once."""
+    world = make_world(sqlite_file_url, list_lag=400.0, lookup_lag=400.0)
+    async with world.client() as client:
+        await pay(client, 1000)
+        await anyio.sleep(100)
+        assert (await audit(world, client)).is_clean
+        await anyio.sleep(30)
+        assert [str(each.kind) for each in (await audit(world, client)).differences] == ["missing"]
 
 
 @pytest.mark.parametrize("amount", [f"{10**17 + 1}.01", "0"])

@@ -113,8 +113,8 @@ def _sent_between(
 async def _compare_missing(pipeline: Pipeline, listing: Listing, comparison: AuditComparison) -> list[Difference]:
     """Return the differences of payments with transactions that the list does not show.
 
-    Some are looked up. One that the service knows is missing only between rows that are shown, in a list that was read
-    as a whole: else the list may be late.
+    Some are looked up. One that the service does not know is missing once the grace period is over. One that it knows
+    is missing only between rows that are shown, in a list that was read as a whole: else the list may be late.
     """
     shown, is_whole = {row.id for row in listing.rows}, listing.is_complete and not listing.unreadable
     times = [row.created_at for row in listing.rows if row.created_at is not None] or [listing.began_at]
@@ -127,20 +127,22 @@ async def _compare_missing(pipeline: Pipeline, listing: Listing, comparison: Aud
             continue
         said = f"the list does not show transaction {record.transaction_id} of payment {record.key!r}"
         row: Transaction | None = None
+        sent_at = query_for(record).sent_at
         if left > 0:
             left -= 1
             try:
                 identifiers = {"transaction_id": record.transaction_id}
                 answer = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.BULK)
             except (TransactionNotFound, InvalidTransactionId):
-                found.append(difference(DifferenceKind.MISSING, f"{said}, and the service does not know it", record))
+                if sent_at < settled_at:  # a younger one may not be shown yet
+                    said += ", and the service does not know it"
+                    found.append(difference(DifferenceKind.MISSING, said, record))
                 continue
             except MobileMoneyError:
                 left = 0  # the others are not looked up either
             else:
                 row = answer.transaction
                 found += comparison.compare(row, record)
-        sent_at = query_for(record).sent_at
         if is_whole and first <= sent_at <= last:
             said += ", but the service knows it" if row else ""
             found.append(difference(DifferenceKind.MISSING, said, record))
