@@ -407,6 +407,10 @@ async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_miss
         world.sandbox.script(faults.server_error(processed=False), on="GET transaction", times=100)
         kinds = {str(each.kind) for each in (await audit(world, client)).differences}
         assert kinds == {"incomplete"}
+        world.sandbox.clear_script()
+        await anyio.sleep(600)
+        later = Counter(str(each.kind) for each in (await audit(world, client)).differences)
+        assert later == {"incomplete": 1, "state": 3}
 
 
 async def test_a_payment_that_nothing_shows_yet_is_missing_after_the_grace_period(sqlite_file_url: str) -> None:

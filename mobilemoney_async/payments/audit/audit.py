@@ -116,7 +116,8 @@ async def _compare_missing(pipeline: Pipeline, listing: Listing, comparison: Aud
     Some are looked up. One that the service does not know is missing once the grace period is over. One that it knows
     is missing only between rows that are shown, in a list that was read as a whole: else the list may be late.
     """
-    shown, is_whole = {row.id for row in listing.rows}, listing.is_complete and not listing.unreadable
+    shown, unreadable = ({row.id for row in rows} for rows in (listing.rows, listing.unreadable))
+    is_whole = listing.is_complete and not unreadable
     times = [row.created_at for row in listing.rows if row.created_at is not None] or [listing.began_at]
     first, last = shift(min(times), _MARGIN), shift(max(times), -_MARGIN)
     settled_at = shift(listing.began_at, -comparison.grace)
@@ -147,7 +148,7 @@ async def _compare_missing(pipeline: Pipeline, listing: Listing, comparison: Aud
             said += ", but the service knows it" if row else ""
             found.append(difference(DifferenceKind.MISSING, said, record))
         else:
-            skipped += row is None or sent_at < settled_at
+            skipped += record.transaction_id not in unreadable and (row is None or sent_at < settled_at)
     if skipped:
         said = f"payments that the list does not show before or after its rows, or though it was not whole: {skipped}"
         found.append(difference(DifferenceKind.INCOMPLETE, said))
