@@ -26,7 +26,7 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.payments import find_put_off
 from mobilemoney_async.cli.payout_queue import confirm_sending, resume_queue, say_released, say_what_is_queued
-from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.cli.stores import OF_THE_STORE, find_store, names_settings, run_with_account, run_with_service
 from mobilemoney_async.cli.views.payouts import (
     batch_columns,
     count_lines,
@@ -90,7 +90,7 @@ def check(
 
     Duplicates of earlier payments are shown by propose, which has the store.
     """
-    are_local = local_numbers or service.settings().local_numbers
+    are_local = local_numbers or (names_settings(service) and service.settings().local_numbers)
     rows = read_rows(_read(file), local_numbers=are_local, columns=_read_columns(columns))
     total, content = total_of(rows), digest(rows)
     warnings = warnings_of(rows)

@@ -28,10 +28,15 @@ OF_THE_STORE = ("store", "account", "profile", "config")
 def find_store(service: Service) -> Settings:
     """Return the settings of a command that needs no service: without a profile, a store is enough."""
     url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
-    if not url or service.profile is not None or names_service(service.config):
+    if not url or names_settings(service):
         return _require_store(service.settings())
     account = "default" if service.account is None else service.account
     return Settings(profile="", base_url="", is_production=True, store=url, account=account, store_key=read_store_key())
+
+
+def names_settings(service: Service) -> bool:
+    """Return whether a profile or a service is named, whose settings count for a command that needs no service."""
+    return service.profile is not None or names_service(service.config)
 
 
 def _require_store(settings: Settings) -> Settings:
