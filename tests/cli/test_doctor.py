@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -292,6 +293,10 @@ class TestStore:
         await database.write(lambda connection: None)
         known = await database.peek(look)
         assert (known.version, known.cannot_write, known.refusal) == (VERSION, None, None)
+        assert database.file is not None
+        with contextlib.closing(sqlite3.connect(database.file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert await database.peek(look) == known  # it can be written, by another one right now
         for version, said in ((99, "update mobilemoney-async"), (VERSION - 1, "then use a new database")):
             setting = sa.text(f"UPDATE mobilemoney_schema SET version = {version}")
             await database.write(partial(sa.Connection.execute, statement=setting))

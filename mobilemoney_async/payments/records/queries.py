@@ -14,6 +14,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
+from mobilemoney_async.database.group import is_locked
 from mobilemoney_async.database.schema import (
     IS_CONTRADICTED,
     IS_QUEUED,
@@ -231,7 +232,8 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
     try:
         connection.execute(sa.text("UPDATE mobilemoney_schema SET version = version"))
     except sa.exc.SQLAlchemyError as exc:
-        cannot_write = type(getattr(exc, "orig", None) or exc).__name__
+        # Where another process writes right now, it can be written.
+        cannot_write = None if is_locked(exc) else type(getattr(exc, "orig", None) or exc).__name__
     return StoreHealth(
         version=version,
         cannot_write=cannot_write,
