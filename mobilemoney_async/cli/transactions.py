@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,13 +16,14 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, completing, with_service
+from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, check, completing, with_service
 from mobilemoney_async.cli.output import moment, money, phone, plain
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
 from mobilemoney_async.text import csv_cell, shown_text, visible
+from mobilemoney_async.values import require_text
 
 # The default of --limit.
 _LIMIT = 100
@@ -142,10 +144,12 @@ def _read_filters(status: str | None, kind: str | None, from_day: str | None, to
     first, last = read_day("--from", from_day), read_day("--to", to_day)
     if first is not None and last is not None and first > last:
         raise WrongUsage("--from must be no later than --to")
-    known_type = None if kind is None else TransactionType(kind.strip().lower())
-    if known_type is not None and not known_type.is_known:
-        raise WrongUsage("--type must be collection or disbursement")
-    return {"status": _read_status(status), "type": known_type, "from_date": first, "to_date": last}
+    if status is not None:
+        accepted = f"--status must be a state: {', '.join(TransactionStatus)}"
+        status = check(partial(require_text, "status"), status.strip(), accepted)
+    if kind is not None:
+        kind = check(require_type, kind.strip(), "--type must be collection or disbursement")
+    return {"status": status, "type": kind, "from_date": first, "to_date": last}
 
 
 def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[Transaction], None] | None:
@@ -157,19 +161,6 @@ def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[T
     if as_json:
         return lambda each: output.print_json_line(plain(each, unmasked=unmasked))
     return None
-
-
-def _read_status(text: str | None) -> TransactionStatus | None:
-    if text is None:
-        return None
-    states = ", ".join(TransactionStatus)
-    if not text.strip():
-        raise WrongUsage(f"--status must be a state: {states}")
-    status = TransactionStatus(text.strip().upper())
-    if not status.is_known:
-        # The service may have added it. Without the warning, a typing error would look like an empty list.
-        say("list", f"{status} is not a state of the contract ({states}); it is sent as it is")
-    return status
 
 
 def read_day(option: str, text: str | None) -> date | None:
