@@ -136,7 +136,7 @@ def list_transactions(
         output.print_table((*columns(unmasked=unmasked), output.time_column("created, UTC", "created_at")), rows)
     if not printed:
         say("list", "no such transactions")
-    elif total > printed:
+    elif limit and total > printed:
         say("list", f"these are {printed:,} of {total:,}; --limit 0 shows all")
 
 

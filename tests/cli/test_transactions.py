@@ -6,11 +6,14 @@ import json
 from datetime import UTC, datetime
 
 import anyio
+import attrs
 import pytest
 
 from mobilemoney_async import RateLimiter
 from mobilemoney_async.cli.transactions import CSV_HEADER
 from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.messages import Reply
 from tests.support.commands import run, started
 from tests.support.terminal import terminal
 
@@ -184,3 +187,15 @@ class TestList:
         assert (result.exit_code, result.stdout) == (0, "")
         warned, _ = result.stderr.splitlines()
         assert warned.startswith("mobilemoney list: status 'sucess' is none of the contract's (PENDING, ")
+
+    def test_a_list_that_is_short_is_not_called_cut(self, sandbox: Sandbox, url: str) -> None:
+        """Where all were asked for, only the service can show more."""
+        paid(sandbox, 2)
+
+        def count_more(reply: Reply) -> Reply:
+            return attrs.evolve(reply, body=reply.body.replace(b'"total_count":2', b'"total_count":5'))
+
+        sandbox.script(Fault(name="more", change=count_more), on="GET transactions", times=10)
+        result = run("list", "--limit", "0", "--base-url", url)
+        assert len(result.stdout.splitlines()) == 3
+        assert "the service counts 5, and has shown 2 transactions" in result.stderr and "--limit" not in result.stderr
