@@ -26,7 +26,7 @@ from mobilemoney_async.calls.transport_pool import make_pool
 from mobilemoney_async.cli.clients import describe_auth, missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, advise, copyable, first_error, run
 from mobilemoney_async.cli.options import AllAccounts, AsJSON, Service, with_service
-from mobilemoney_async.cli.output import plain, print_json, waiting
+from mobilemoney_async.cli.output import ignoring_closed_pipe, plain, print_json, waiting
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.contract.comparison import read_date
@@ -100,13 +100,14 @@ def doctor(
         about = {name: getattr(settings, name) for name in ("profile", "base_url", "is_production")}
         print_json({**about, "worst": worst.value, "findings": [plain(each, unmasked=False) for each in findings]})
     else:
-        for finding in findings:
-            level = f"{finding.level.value:<8}"
-            if not os.environ.get("NO_COLOR"):
-                level = typer.style(level, fg=_COLOURS[finding.level])  # without a terminal, typer's echo removes it
-            typer.echo(f"{level} {finding.check:<14} {visible(finding.text)}")
-            if finding.advice is not None:
-                typer.echo(f"{'':<23} → {visible(copyable(finding.advice))}")
+        with ignoring_closed_pipe():
+            for finding in findings:
+                level = f"{finding.level.value:<8}"
+                if not os.environ.get("NO_COLOR"):
+                    level = typer.style(level, fg=_COLOURS[finding.level])  # which echo removes without a terminal
+                typer.echo(f"{level} {finding.check:<14} {visible(finding.text)}")
+                if finding.advice is not None:
+                    typer.echo(f"{'':<23} → {visible(copyable(finding.advice))}")
     if worst is Level.PROBLEM:
         raise typer.Exit(ExitCode.ERROR)
 

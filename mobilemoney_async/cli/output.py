@@ -98,8 +98,9 @@ def plain(value: Any, *, unmasked: bool) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON data, indented, in ASCII for any terminal."""
-    print(json.dumps(value, indent=2))
+    """Print JSON data, indented, in ASCII for any terminal, as long as someone reads it."""
+    with ignoring_closed_pipe():
+        print(json.dumps(value, indent=2), flush=True)
 
 
 def print_json_line(value: Any) -> None:

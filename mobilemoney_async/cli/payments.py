@@ -198,9 +198,10 @@ def reconcile(
         ]
         print_step = partial(_print_next_step, service=service, grace=grace, options=given)
         account = service.settings().account
-        print_reconciled(looked_up, left, account, unmasked=unmasked, print_step=print_step)
-        for each in put_off:
-            print_step(each)
+        with output.ignoring_closed_pipe():
+            print_reconciled(looked_up, left, account, unmasked=unmasked, print_step=print_step)
+            for each in put_off:
+                print_step(each)
     _exit_for(left, exit_code=exit_code)
 
 

@@ -376,10 +376,12 @@ def _shown(amount: Decimal | None) -> str:
 
 
 def print_audit_as_csv(report: AuditReport) -> None:
-    """Print an audit as CSV: a row for each total, then for each difference."""
+    """Print an audit as CSV, as long as someone reads it: a row for each total, then for each difference."""
     data = output.plain(report, unmasked=False)
     rows = [{"kind": "total", "amount": each["gross"], **each} for each in data["totals"]] + data["differences"]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(_CSV_HEADER)
     cells = ([row.get(name) for name in _CSV_HEADER] for row in rows)
-    writer.writerows(["" if each is None else csv_cell(str(each)) for each in row] for row in cells)
+    with output.ignoring_closed_pipe():
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(_CSV_HEADER)
+        writer.writerows(["" if each is None else csv_cell(str(each)) for each in row] for row in cells)
+        sys.stdout.flush()

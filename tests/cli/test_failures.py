@@ -1,17 +1,23 @@
 """How commands end: exit codes, one line that says what to do next, Ctrl-C, and the question before money."""
 
 import errno
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import typer
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async import errors
+from mobilemoney_async import AuditReport, errors
+from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, explain, run
 from mobilemoney_async.cli.options import confirm_money
+from mobilemoney_async.cli.unclaimed import print_audit_as_csv
 from mobilemoney_async.configuration.settings import Settings
 from tests.support.terminal import TERMINAL, terminal
 
@@ -101,6 +107,28 @@ def test_faults_of_ours_are_not_hidden(capsys: pytest.CaptureFixture[str]) -> No
     for exc in (ValueError("x"), ZeroDivisionError(), BrokenPipeError(errno.EPIPE, "x")):
         assert conclude("get", exc) is None
     assert capsys.readouterr() == ("", "")
+
+
+@contextmanager
+def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let standard output be a pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1, encoding="utf-8") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        yield
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_reader_that_leaves_hides_no_problem(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor | head -1` exits as `doctor` does, and so do others whose exit code says what was found."""
+    given = dict.fromkeys(("profile", "config", "store", "account")) | {"base_url": "http://pay.example/v1"}
+    with nobody_reads(monkeypatch), pytest.raises(typer.Exit) as caught:
+        doctor.doctor(timeout=1.0, as_json=as_json, all_accounts=False, **given)
+    assert caught.value.exit_code == ExitCode.ERROR
+    day: dict[str, Any] = {"from_date": NOW.date(), "to_date": NOW.date()}
+    with nobody_reads(monkeypatch):
+        print_audit_as_csv(AuditReport(transactions=0, payments=0, differences=[], totals=[], **day))
 
 
 def test_no_text_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
