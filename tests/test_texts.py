@@ -1,12 +1,14 @@
-"""No program compares a text that is for people: an error's, a reason or a note. A rewording changes nothing."""
+"""Texts for people: no program compares an error's, a reason or a note, and each command that they name exists."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import mobilemoney_async
+from mobilemoney_async.cli.app import COMMANDS
 
 PACKAGE = Path(mobilemoney_async.__file__).parent
 # Attributes and columns with sentences.
@@ -84,3 +86,14 @@ def test_no_program_compares_a_text_for_people() -> None:
 def test_such_a_comparison_is_found(line: str) -> None:
     assert [*comparisons(ast.parse(f"def work():\n    return {line}\n"))] == [2]
     assert [*comparisons(ast.parse("def work():\n    text = str(exc)\n    return 'failed' in text\n"))] == [3]
+
+
+@pytest.mark.costly("imports the commands of three groups")
+def test_each_command_that_a_text_names_exists() -> None:
+    """A next step is pasted into a shell, and some are read on a bad day only."""
+    known = {each.name for each in COMMANDS}
+    for group in (each for each in COMMANDS if each.name in {"payments", "payouts", "accounts"}):
+        known |= {f"{group.name} {name}" for name in group.load().commands}
+    named = re.compile(r"\bmobilemoney ((?:(?:payments|payouts|accounts) )?[a-z][a-z-]+)\b")
+    texts = "\n".join(each.read_text("utf-8") for each in PACKAGE.rglob("*.py"))
+    assert {each for each in named.findall(texts) if each not in known} == set()

@@ -185,12 +185,12 @@ def recover(
     else:
         said = f"the store has forgotten no transactions of account {store.account!r}, as far as is known"
         said = f"{said}; after a restored backup first run mobilemoney payments reconcile"
-        say("payments", copyable(_none(store, said)))
+        say("payments", _none(store, copyable(said)))
 
 
 def _none(store: Settings, said: str) -> str:
     """Return the sentence that there are no such transactions, or why nothing shows any."""
-    return NOTHING_SHOWS if store.store_options.get("sole_writer") is False else said
+    return copyable(NOTHING_SHOWS) if store.store_options.get("sole_writer") is False else said
 
 
 def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:

@@ -844,7 +844,7 @@ class TestRecover:
             file.write_text(f'[profiles.shop]\nbase_url = "https://pay.example"\n{options}\n')
             for command in ("recover", "unclaimed"):
                 said = run(command, "--profile", "shop", "--config", str(file)).stderr
-                assert ("mobilemoney transactions list" in said) is (sole_writer == "false"), said
+                assert ("in mobilemoney list --profile shop" in said) is (sole_writer == "false"), said
 
     def test_forgotten_transactions_are_listed_and_imported(
         self, forgotten: dict[str, str], url: str, served: dict[str, str], tmp_path: Path

@@ -18,7 +18,7 @@ OTHERS_PAY: str = (
 
 NOTHING_SHOWS: str = (
     "where other systems pay too (sole_writer=False) nothing shows which payments the store has lost: look for those "
-    "of your books in mobilemoney transactions list, and import each by mobilemoney payments recover"
+    "of your books in mobilemoney list, and import each by mobilemoney payments recover"
 )
 """What an operator does there."""
 
