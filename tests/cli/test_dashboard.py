@@ -343,6 +343,22 @@ async def test_all_accounts_are_listed_by_need_and_one_is_opened(store: SQLStore
     assert "The store cannot be read. there is no file" in Elements(board.parts["accounts"]).text
 
 
+@pytest.mark.costly("no quick test opens an account twice at once")
+async def test_pages_that_open_an_account_at_once_share_its_board(store: SQLStore, file: Path) -> None:
+    """Only that one is read again: the page of another one would show old figures for ever."""
+    await account_store(store).database.write(lambda each: each.execute(accounts.insert(), {"account": "shop-1"}))
+    board, opened = AccountsBoard(SQLStore(f"sqlite:///{file}")), list[object]()
+    await board.look_again()
+
+    async def open_page() -> None:
+        opened.append(await board.open("shop-1"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_page)
+        tasks.start_soon(open_page)
+    assert opened[0] is opened[1]
+
+
 async def test_each_command_names_the_account_and_the_store(store: SQLStore, file: Path) -> None:
     """Also those for what the page has no room for: without them they would be about another account."""
     url = f"sqlite:///{file}"

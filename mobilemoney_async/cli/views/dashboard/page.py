@@ -216,7 +216,7 @@ class AccountsBoard:
         if found is None and any(each.account == account for each in self._statuses or ()):
             found = Board(self._store.for_account(account), attrs.evolve(self._service, account=account))
             await found.look_again()
-            self._boards[account] = found
+            found = self._boards.setdefault(account, found)  # another page may have opened it meanwhile
         return found
 
 
