@@ -78,7 +78,9 @@ def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
         title, code = f"Please check this value: {error.argument}.", f"invalid_{error.argument}"
         message = _LOCAL_ADVICE if error.local_numbers else _ADVICE.get(error.argument, title)
         return _problem(422, title, order, code=code, argument=error.argument, message=message)
-    status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
+    is_busy = isinstance(error, errors.APIError) and error.status_code == 429  # in a shape of a proxy's own, say
+    kind = errors.RateLimitExceeded if is_busy else type(error)
+    status, title, seconds = next(row[1:] for row in _ANSWERS if issubclass(kind, row[0]))
     if isinstance(error, errors.InvalidRequest):
         logger.error("a request was answered with HTTP %d: %s", status, error, exc_info=error)
     if order is None or not is_unmade(error):  # a lookup, whose payment may be made, or a refusal as far as is known

@@ -41,6 +41,7 @@ TEXT = "what the service said: +255681234567"
         (errors.InvalidToken(TEXT, status_code=401), 502),
         (errors.PermissionDenied(TEXT, status_code=403), 502),
         (errors.APIError(TEXT, status_code=400, code="NEW"), 422),
+        (errors.APIError(TEXT, status_code=429, code="SLOW", is_certain=False), 503),
         (errors.ServerError(TEXT, status_code=500), 502),
         (errors.RequestTimeout(TEXT), 504),
         (errors.ConnectionFailed(TEXT), 503),
