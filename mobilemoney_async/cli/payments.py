@@ -201,7 +201,8 @@ def reconcile(
         with output.ignoring_closed_pipe():
             print_reconciled(looked_up, left, account, unmasked=unmasked, print_step=print_step)
             for each in put_off:
-                print_step(each)
+                if not each.is_kept:  # those that are, however many, are left
+                    print_step(each)
     _exit_for(left, exit_code=exit_code)
 
 
@@ -286,7 +287,7 @@ def identify(
 
 
 async def find_put_off(payments: PaymentBook) -> list[PaymentRecord]:
-    """Return queued payments that could not be sent: the oldest of the queue were tried first."""
+    """Return queued payments that could not be sent: as a rule, the oldest of the queue were tried first."""
     return [each for each in await payments.list(PaymentState.QUEUED, limit=_LIMIT) if each.reason is not None]
 
 
@@ -409,7 +410,7 @@ def print_reconciled(
     elif not left:
         print(visible(f"No payment of account {account!r} has an unknown result."))
     for record in {each.key: each for each in (*looked_up, *left)}.values():
-        if record.is_unresolved or record.is_contradicted:
+        if record.is_unresolved or record.is_contradicted or record.is_kept:
             print_step(record)
     resolved = sum(not record.is_unresolved for record in looked_up)
     waiting = sum(needs_attention(record, now) for record in left)
