@@ -95,15 +95,16 @@ class DispatcherStats(Data):
         sent: The payments that this dispatcher has sent, whatever their results.
         finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
             another process dispatches.
-        paused: The reason why nothing is sent, or no disbursement, in any process, or None. After failures to send, and
-            unknown results, it goes on by itself; after `pause`, many equal ends without money moving, and the word
-            that a backup was restored, when one resumes.
+        paused: The reason why nothing is sent, or no disbursement, in any process, or None.
+        paused_until: When it goes on by itself, as after failures to send, and unknown results; None if someone has to
+            resume: after `pause`, many equal ends without money moving, and the word that a backup was restored.
     """
 
     queued: int = 0
     sent: int = 0
     finishes_at: datetime | None = None
     paused: str | None = None
+    paused_until: datetime | None = None
 
 
 class Dispatcher(anyio.AsyncContextManagerMixin):
@@ -176,15 +177,16 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @property
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
-        pause, obstacles, finishes_at = self._order or self._pause, list(self._obstacles.values()), None
-        lasting = pause.reason if pause.lasts else None  # shown before what ends by itself
-        paused = self._paused or lasting or (obstacles[0].reason if obstacles else None)
-        if paused is None and pause.until is not None and self._utcnow() < pause.until:
-            paused = pause.reason  # another process could not send
-        if paused is None and self._leased_until > anyio.current_time():
-            now = self._utcnow()
+        pause, now, finishes_at = self._order or self._pause, self._utcnow(), None
+        shown = pause if self._paused is None else Pause(self._paused)
+        # One that lasts is shown before what ends by itself, here or in another process that could not send.
+        if not shown.lasts and (self._obstacles or pause.is_over(now)):
+            shown = self._obstacles.as_pause(anyio.current_time(), now)
+        if shown.reason is None and self._leased_until > anyio.current_time():
             finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
-        return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=paused)
+        return DispatcherStats(
+            queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=shown.reason, paused_until=shown.until
+        )
 
     def pause(self, reason: str = "the program has paused it") -> None:
         """Send nothing from now on, in any process of the account, until `resume`; requests on their way go on."""
@@ -429,9 +431,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _show(self) -> None:
         """Let other processes show why nothing is sent for a while."""
-        pause, now = Pause(), anyio.current_time()
-        for each in self._obstacles.values():
-            pause = Pause(each.reason, self._utcnow() + timedelta(seconds=each.until - now))
+        pause = self._obstacles.as_pause(anyio.current_time(), self._utcnow())
         try:
             await self._store.write(lambda journal: save_pause(journal, pause), share_key="")
             self._pause = self._pause if self._pause.lasts else pause

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import attrs
@@ -157,3 +157,8 @@ class Obstacles(dict[TransactionType, Obstacle]):
         pause = self.next_pause(kind)
         self[kind] = Obstacle(reason, now + pause, pause)
         return pause
+
+    def as_pause(self, now: float, at: datetime) -> Pause:
+        """Return the pause until the last type is tried again; `at` is the wall clock's time."""
+        last = max(self.values(), key=lambda each: each.until, default=None)
+        return Pause() if last is None else Pause(last.reason, at + timedelta(seconds=last.until - now))
