@@ -42,6 +42,7 @@ from mobilemoney_async.text import command_line
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.payments.outbox.dispatcher import DispatcherStats
     from mobilemoney_async.payments.payouts.payouts import Payouts
     from mobilemoney_async.payments.records.account_store import AccountStore
 
@@ -342,7 +343,7 @@ def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_fil
 def _send(id: str, service: Service, *, as_json: bool) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
-    async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
+    async def work(client: AsyncClient) -> tuple[PayoutBatch, DispatcherStats]:
         from mobilemoney_async.contrib.backend import Backend
 
         with progress() as show:
@@ -357,24 +358,25 @@ def _send(id: str, service: Service, *, as_json: bool) -> None:
                     now = anyio.current_time()
                     if last != (dict(batch.states), stats.sent):
                         last, changed_at = (dict(batch.states), stats.sent), now
-                    if stats.paused is not None or now > changed_at + _patience(batch):
-                        return batch, stats.paused
+                    is_paused = stats.paused is not None and stats.paused_until is None  # else it goes on by itself
+                    if is_paused or now > changed_at + _patience(batch):
+                        return batch, stats
                     await anyio.sleep(_LOOK)
 
     def left() -> Iterable[str]:
         yield f"nothing is lost; to go on: {command_line('payouts', 'status', id, '--send', *service.flags)}"
 
-    batch, paused = run_with_service(work, service, command="payouts", open_work=left)
+    batch, stats = run_with_service(work, service, command="payouts", open_work=left)
     _print(batch, as_json=as_json)
     say_released(batch, service)
     say_what_is_queued(id, service)
-    if paused is not None and _open(batch):
+    if stats.paused is not None and _open(batch):
         account = run_with_account(
             "payouts", lambda store: store.read(lambda journal: journal.find_account()), find_store(service)
         )
-        is_active = account is None or account.state is None
         # Of an account that is suspended the reason names the way back, which --resume is not.
-        say("payouts", f"stopped: {copyable(paused)}; {next(iter(left()))}{' --resume' if is_active else ''}")
+        must_resume = stats.paused_until is None and (account is None or account.state is None)
+        say("payouts", f"stopped: {copyable(stats.paused)}; {next(iter(left()))}{' --resume' if must_resume else ''}")
         raise typer.Exit(ExitCode.NOT_FINAL)
     lines = _run(lambda payouts: payouts.report(id), service)
     failed = (each for each in lines if word_of(each.state) in {FAILED, "refused"})

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from mobilemoney_async import SQLStore
 from mobilemoney_async.cli import payout_queue, payouts
 from mobilemoney_async.configuration.settings import Settings
+from mobilemoney_async.payments.outbox import pauses
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.rows import digest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
@@ -301,6 +302,18 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
     ran = run("payouts", "status", batch, "--send")
     assert "2 paid, 1 failed" in ran.stdout, ran.stderr
     assert len(sandbox.transactions) == 3
+
+
+@pytest.mark.costly("no quick test sends a batch while the queue is paused")
+def test_a_failure_that_passes_does_not_end_the_sending(
+    shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dispatcher goes on by itself, and so does the command, at night too."""
+    monkeypatch.setattr(pauses, "FIRST_PAUSE", 0.2)
+    batch = approved()
+    sandbox.script(faults.token_expired(), on="b2c", times=2)
+    ran = run("payouts", "status", batch, "--send")
+    assert "the dispatcher pauses for 0 s" in ran.stderr and "2 paid, 1 failed" in ran.stdout, ran.stderr
 
 
 @pytest.mark.costly("no quick test sends a batch while the queue is paused")
