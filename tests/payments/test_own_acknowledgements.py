@@ -126,6 +126,23 @@ async def test_a_late_refusal_wins_against_a_candidate(store_url: str, kind: str
         assert isinstance(await world.attempt(client, Order("k", kind, number(1))), Acknowledgement)
 
 
+@pytest.mark.costly("no quick test would miss the condition in payments/records/due.py")
+async def test_a_candidate_that_is_acknowledged_as_anothers_holds_up_nothing(world: World, client: AsyncClient) -> None:
+    """The list shows a second try before its answer comes: the first one is absent in time, and its reason is true."""
+    cart = Order("cart", "collections", number(1))
+    async with world.client() as other:
+        await world.pay(client, [Order("first", "collections", number(500))])
+        await anyio.sleep(MINUTE)
+        await world.lose(client, cart, made=False)
+        await world.reconcile(client, 4 * MINUTE, 4 * MINUTE)
+        async with on_its_way(world, client, "collections"):  # the customer tries again, as "k"
+            assert isinstance(await world.attempt(other, cart), OutcomeUnknown)  # which looks for it
+            assert (await world.get(other, "cart")).candidates == tuple(world.made("k"))
+        await world.reconcile(other, GRACE, GRACE)
+    record = await world.get(client, "cart")
+    assert (record.state, record.candidates, record.reason) == (PaymentState.ABSENT, (), None)
+
+
 async def test_a_word_does_not_outweigh_what_a_late_acknowledgement_names(store_url: str, kind: str) -> None:
     """Someone confirmed an absence, then the answer names a transaction that does not fit: nothing is sent again."""
     world = make_world(store_url)

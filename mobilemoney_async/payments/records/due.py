@@ -5,7 +5,7 @@ The query that finds payments (`due`), the reader that chooses the pages (`Due.i
 accounts (`accounts_with_work`) all ask it. An unknown payment is due:
 
 - at its time, `next_look_at`, which the latest look has set;
-- before that, once another payment settles that it lacked to be compared with.
+- before that, once another payment settles that it lacked to be compared with, or turns out to own its candidate.
 
 Only a listing of whole days shows that a payment is absent, and costs the most. So it is the second look after the
 grace period, and any later one that can be compared with payments from before and after. Others read the pages near the
@@ -163,7 +163,8 @@ def _time(name: str) -> sa.BindParameter[datetime]:
 def _has_what_it_lacked() -> sa.ColumnElement[bool]:
     """Return the condition of an unknown payment that can be compared with others now: it lacked one before.
 
-    The earlier one was unknown itself. A payment of the last week has no later one that is too far away.
+    The earlier one was unknown itself. A payment of the last week has no later one that is too far away. Or one of its
+    candidates was acknowledged as another payment of its kind since the latest look.
     """
     known = (_other.account == _columns.account, _other.type == _columns.type, *comparable(_other))
     is_later = (_other.sent_at >= _columns.ended_at, _other.ended_at <= _time("settled_at"))
@@ -172,6 +173,7 @@ def _has_what_it_lacked() -> sa.ColumnElement[bool]:
         _other.ended_at <= _columns.sent_at,
         _other.changed_at > sa.func.coalesce(_columns.looked_at, _columns.ended_at),
     )
+    alike = [getattr(_other, name) == _columns[name] for name in ("account", "phone_number", "type", "amount")]
     return sa.and_(
         _columns.sent_at >= _time("a_week_ago"),
         # Listings that are to count are some time apart.
@@ -181,6 +183,10 @@ def _has_what_it_lacked() -> sa.ColumnElement[bool]:
             sa.and_(
                 _columns.cause.in_((PaymentCause.NO_EARLIER, PaymentCause.TOO_OLD)),
                 sa.exists().where(*known, *is_earlier),
+            ),
+            sa.and_(
+                _columns.cause.in_((PaymentCause.CANDIDATES, PaymentCause.RIVAL)),
+                sa.exists().where(*alike, _columns.candidates.contains(_other.transaction_id)),
             ),
         ),
     )
