@@ -179,10 +179,9 @@ def _record_match(
     at, reason = check.at, check.verdict.reason
     values: dict[str, Any] = {"next_look_at": _next_check(current, check, reason)}
     if current.state in REUSABLE:
-        doubted = mark_unknown(journal, current, reason, at=at, candidates=candidates)
-        if not isinstance(doubted, StoreError):
-            return doubted
-        # A payment of the same kind is unknown: that one comes first.
+        doubted = mark_unknown(journal, current, reason, at=at, detail=" ".join(candidates))
+        if not isinstance(doubted, StoreError):  # else a payment of the same kind is unknown: that one comes first
+            values = {"candidates": json.dumps(candidates)}
         return to_record(journal.update(current.key, values))
     if current.state is PaymentState.ABSENT and not check.is_asked:
         # It stays absent: only where its key is used again is such a transaction in its way.
@@ -201,11 +200,11 @@ def _record_match(
 
 
 def mark_unknown(
-    journal: Journal, record: PaymentRecord, reason: Reason | None, *, at: datetime, candidates: tuple[str, ...] = ()
+    journal: Journal, record: PaymentRecord, reason: Reason | None, *, at: datetime, detail: str | None = None
 ) -> PaymentRecord | StoreError:
-    """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything.
+    """Make a payment unknown that counted as refused or absent, since it may exist.
 
-    Its own reason is the reason if another is not given.
+    Its own reason is the reason if another is not given; the history has that, or a `detail`.
     """
     return journal.apply(
         JournalEntry(
@@ -214,8 +213,7 @@ def mark_unknown(
             PaymentEvent.DOUBT,
             source=Source.RECONCILE,
             at=at,
-            detail=" ".join(candidates) or (record.reason if reason is None else str(reason)),
-            candidates=candidates,
+            detail=detail or (record.reason if reason is None else str(reason)),
             reason=reason,
         )
     )

@@ -160,7 +160,6 @@ class JournalEntry:
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
         is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
         code: With `PaymentEvent.REFUSE`: the service's code, or the HTTP status.
-        candidates: With `PaymentEvent.DOUBT`: transactions that it may be.
         named_id: With `PaymentEvent.LOSE`: the transaction that an acknowledgement named which does not fit.
         reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
     """
@@ -174,7 +173,6 @@ class JournalEntry:
     acknowledgement: Acknowledgement | None = None
     is_certain: bool | None = None
     code: str | None = None
-    candidates: tuple[str, ...] = ()
     named_id: str | None = None
     reason: Reason | None = None
 
@@ -206,8 +204,6 @@ def columns_of(entry: JournalEntry, ended_at: datetime | None, target: PaymentSt
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
     values |= {} if entry.reason is None else reason_columns(entry.reason)
     values |= {} if entry.named_id is None else {"named_id": entry.named_id}
-    if entry.candidates:
-        values["candidates"] = json.dumps(entry.candidates)
     return values
 
 
