@@ -105,6 +105,8 @@ payments: sa.Table = _account_table(
     *_columns(sa.Boolean, "is_adopted", "stops_kind", nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     *_times("walked_at"),
+    # The candidates that the latest look has found, as JSON. A query of `unmatched` would not find them all: it lacks
+    # young rows, each row where ``sole_writer=False``, and the service's clock and spellings as that look knew them.
     # The nonce of the latest attempt is random, so that after a broken commit its process recognises its own row.
     *_texts("candidates", "error", "external_id", "nonce"),
     # The transaction that our own acknowledgement named, where that does not fit: until another payment owns it, or
