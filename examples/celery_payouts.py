@@ -55,6 +55,7 @@ app.conf.update(
         "unacked_restore_interval": 10 / SPEED,  # seconds between two looks for the jobs of dead workers,
         "unacked_restore_throttle": 1,  # each of which looks
     },
+    worker_proc_alive_timeout=60,  # seconds for `start`: Celery kills a process that is late, and each one after it
     worker_prefetch_multiplier=1,  # a worker takes few jobs ahead, since their time runs too
     accept_content=["json"],
     task_ignore_result=True,  # the results are in the store

@@ -137,6 +137,13 @@ def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
         example().pay_out("order-1", "+255681234567", "5000")
 
 
+def test_a_process_on_a_busy_machine_has_time_to_open_its_client() -> None:
+    """Celery kills a process that is late, and starts the next one, which is late too: nothing would be paid."""
+    from celery import Celery
+
+    assert example().app.conf.worker_proc_alive_timeout >= 10 * Celery().conf.worker_proc_alive_timeout
+
+
 def test_a_job_that_cannot_be_queued_again_stays_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis refuses the new job, being full: the old one must not be dropped."""
     from celery.exceptions import Reject
