@@ -35,6 +35,7 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.feed.payment_change import PaymentChange
 from mobilemoney_async.payments.records.record import CLOSED, PaymentState
+from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.tasks import callers_code, shielded, task_group
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                 async for change in self._payments.changes(consumer=consumer, start="now"):
                     await handle(change)
             except StoreError as exc:
-                _warn("changes of orders are shown, or settled, later", exc)
+                warn_of_store("changes of orders are shown, or settled, later", exc)
                 await anyio.sleep(_PAUSE)
 
     async def _show(self, change: PaymentChange) -> None:
@@ -432,11 +433,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         while True:
             await anyio.sleep(_HELD.total_seconds() / 3)
             try:
-                await self._payments.hold(
-                    [order for (_, order, *_), create in self._creates.items() if create.is_new], _HELD
-                )
+                orders = [order for (_, order, *_), create in self._creates.items() if create.is_new]
+                await self._payments.hold(orders, _HELD)
             except StoreError as exc:
-                _warn("orders that wait may be sent by a dispatcher", exc)
+                warn_of_store("orders that wait may be sent by a dispatcher", exc)
 
     async def _find(self, names: Sequence[str]) -> list[str]:
         """Return the open payments that have one of these names."""

@@ -1,9 +1,10 @@
 """The payments of a backend: orders are paid once, answered soon, and known for ever."""
 
 import asyncio
+import sqlite3
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -872,6 +873,18 @@ async def test_a_backend_that_ends_by_itself_says_so(
                 scope.cancel()
                 await anyio.sleep_forever()
     assert "ended" not in caplog.text
+
+
+async def test_a_store_that_is_away_is_reported_once_a_minute(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An hour without the database does not fill the log, however many readers a backend has."""
+    ours: dict[str, Any] = {"on_settled": Settled(), "name": "shop", "reconcile_every": 60, "min_interval": 1}
+    async with opened(sandbox, tmp_path, **ours):
+        with closing(sqlite3.connect(tmp_path / "payments.db")) as database:
+            database.execute("ALTER TABLE mobilemoney_changes RENAME TO gone")
+        await anyio.sleep(6)
+    assert caplog.text.count("changes of orders are shown, or settled, later") == 1
 
 
 @pytest.mark.costly("runs lines of contrib/backend.py that no quick test runs")
