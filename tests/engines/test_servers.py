@@ -40,6 +40,28 @@ def order(request, order):
 urlpatterns = [path("orders/<order>", order)]
 app = get_wsgi_application()
 """
+FASTAPI = """
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
+from mobilemoney_async.contrib.fastapi import (
+    BackendDependency, install_error_answers, mobilemoney_lifespan, status_response
+)
+
+class Cart(BaseModel):
+    phone_number: str
+
+app = FastAPI(lifespan=mobilemoney_lifespan(local_numbers=True))
+install_error_answers(app)
+
+@app.post("/orders/{order}")
+async def pay(order: str, cart: Cart, backend: BackendDependency) -> Response:
+    return status_response(await backend.collect(order, phone_number=cart.phone_number, amount=15_000))
+
+@app.get("/orders/{order}")
+async def status(order: str, backend: BackendDependency) -> Response:
+    return status_response(await backend.status(order))
+"""
+SHOPS = {"django": DJANGO, "fastapi": FASTAPI}
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
@@ -56,8 +78,8 @@ def test_every_line_of_the_page_is_a_test() -> None:
 def write_shop(folder: Path, framework: str) -> None:
     for text, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, re.DOTALL):
         (folder / name).write_text(text, encoding="utf-8")
-    if framework == "django":
-        (folder / "shop.py").write_text(DJANGO, encoding="utf-8")
+    if framework in SHOPS:
+        (folder / "shop.py").write_text(SHOPS[framework], encoding="utf-8")
 
 
 async def is_paid(browser: httpx.AsyncClient, order: str) -> bool:
@@ -94,6 +116,14 @@ async def buy(browser: httpx.AsyncClient, fleet: Fleet, orders: range) -> None:
 async def test_a_synchronous_shop_is_paid(framework: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """Two processes of gunicorn, each with a portal: an order that is clicked twice is one payment."""
     await serve_shop(framework, options, tmp_path, is_frozen=False)
+
+
+@pytest.mark.stops
+@pytest.mark.real_time
+@on_asyncio
+async def test_a_shop_on_fastapi_is_paid(tmp_path: Path) -> None:
+    """Two processes of gunicorn with its own ASGI worker: an order that is clicked twice is one payment."""
+    await serve_shop("fastapi", ("--worker-class=asgi", "--asgi-lifespan=on"), tmp_path, is_frozen=False)
 
 
 @pytest.mark.stops
