@@ -72,11 +72,12 @@ async def get_backend(connection: HTTPConnection) -> Backend:
     """Return the application's backend; a dependency.
 
     Raises:
-        InvalidRequest: The application runs without `mobilemoney_lifespan`.
+        InvalidRequest: The application runs without `mobilemoney_lifespan`, or its server did not run that.
     """
     backend = getattr(connection.app.state, "mobilemoney", None)
     if not isinstance(backend, Backend):
-        raise refuse("lifespan", "that of mobilemoney_lifespan(...), on the application that has the route")
+        where = "on the application that has the route, and run by the server"
+        raise refuse("lifespan", f"that of mobilemoney_lifespan(...), {where}")
     return backend
 
 

@@ -151,14 +151,15 @@ async def test_it_lives_inside_a_lifespan_of_your_own(tmp_path: Path) -> None:
     assert steps == ["[]", "salary-1 SUCCESS", "closed"]
 
 
-async def test_a_missing_lifespan_is_named() -> None:
-    """An application that forgot the lifespan is told so, in place of an AttributeError."""
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_a_missing_lifespan_is_named(*, is_given: bool) -> None:
+    """An application without the lifespan, or a server that does not run it, gets no AttributeError."""
     from fastapi import FastAPI
 
-    from mobilemoney_async.contrib.fastapi import callback_router
+    from mobilemoney_async.contrib.fastapi import callback_router, mobilemoney_lifespan
 
-    app = FastAPI()
+    app = FastAPI(lifespan=mobilemoney_lifespan() if is_given else None)
     app.include_router(callback_router())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as web:
-        with pytest.raises(InvalidRequest, match="lifespan"):
+        with pytest.raises(InvalidRequest, match=r"mobilemoney_lifespan.*and run by the server"):
             await web.post(CALLBACKS, content=b"")
