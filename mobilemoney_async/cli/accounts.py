@@ -85,13 +85,13 @@ def print_by_account(
 
 
 def because(status: AccountStatus) -> str:
-    """Return why an account is in its state, why its queue is paused, and its last failure."""
+    """Return why an account is in its state, why its queue is paused, and its last failure, with whole commands."""
     is_said = status.note is not None or status.state is not AccountState.ACTIVE
     state = describe(status.state, status.note) if is_said else None
     until = "" if status.paused_until is None else f" until {status.paused_until:%H:%M:%S} UTC"
     paused = None if status.paused is None else f"paused{until}: {status.paused}"
     failure = status.last_error if AccountNeed.FAILING in status.needs else None
-    return "; ".join(filter(None, (state, paused, failure)))
+    return copyable("; ".join(filter(None, (state, paused, failure))))
 
 
 ACCOUNT_COLUMNS: tuple[Column[AccountStatus], ...] = (

@@ -72,7 +72,9 @@ def test_the_list_says_when_a_paused_queue_goes_on(url: str) -> None:
     shown = json.loads(run("list", "--json", "--store", url).stdout)
     assert {datetime.fromisoformat(row["paused_until"]) for row in shown} == {until}
     execute(url, accounts.update().values(paused="no float", paused_until=None, payouts_wait=True))
-    assert "paused: no float; the store was restored" in run("list", "--store", url, COLUMNS="300").stdout
+    listed = run("list", "--store", url, COLUMNS="600").stdout
+    assert "paused: no float; the store was restored" in listed
+    assert f"mobilemoney payouts status --store {url} --resume --account shop-2" in listed
 
 
 def test_suspend_resume_and_remove_decide_who_pays(url: str) -> None:
