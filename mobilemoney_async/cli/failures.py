@@ -43,7 +43,9 @@ OF_THE_SERVICE: frozenset[str] = frozenset({"reconcile", "identify", "recover", 
 # Between two equal lines of the log, seconds.
 _SAME_LINE = 60.0
 
-_COMMAND = re.compile(r"\bmobilemoney (?:(payments|payouts|accounts) ([a-z-]+)|list|get|watch|doctor)\b")
+_COMMAND = re.compile(
+    r"\bmobilemoney (?:(payments|payouts|accounts) ([a-z-]+)|collect|disburse|list|get|watch|doctor)\b"
+)
 
 
 class ExitCode(enum.IntEnum):

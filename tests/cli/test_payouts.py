@@ -392,7 +392,9 @@ def test_what_sends_a_payout_that_was_confirmed_absent_is_said_by_each_step(
     sent = run("payouts", "status", batch, "--send")
     assert (sent.exit_code, said in sent.stderr) == (4, True)
     assert run("payouts", "status", batch).stderr == said
-    again = propose()
+    again, store = propose(), f"sqlite:///{shop}/payroll.db"
+    reviewed = run("payouts", "show", again, "--store", store).stdout
+    assert create.replace("PHONE", f"--store {store} PHONE") in reviewed
     approved = run("payouts", "approve", again, "--by", "Juma", answer="y\n")
     assert approved.stderr.endswith(said) and "nothing is left to send" not in approved.stderr
     assert "Nothing sends it again by itself" in " ".join(approved.stdout.split())

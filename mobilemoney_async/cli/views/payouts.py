@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import say
+from mobilemoney_async.cli.failures import copyable, say
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payouts.batch import FAILED, WORDS, PayoutBatch, PayoutLine, word_of
 from mobilemoney_async.text import name_lines, shown_name
@@ -62,7 +62,7 @@ def notes_of(
         noted.setdefault(line, []).append(reason)
     noted |= {line: [f"left out: {reason}"] for line, reason in (left_out or {}).items()}
     lines = sorted(noted)
-    shown = {f"line {line}": "; ".join(noted[line]) for line in lines[:_MOST_NOTES]}
+    shown = {f"line {line}": copyable("; ".join(noted[line])) for line in lines[:_MOST_NOTES]}
     left = lines[_MOST_NOTES:]
     return shown | ({f"{len(left):,} more": f"{name_lines(left)}: see payouts show"} if left else {})
 
@@ -87,18 +87,17 @@ def _new_recipients(batch: PayoutBatch) -> str:
 
 def line_columns(notes: Mapping[int, str], *, unmasked: bool) -> Sequence[Column[PayoutLine]]:
     """Return the columns of a table of lines; `notes` are the warnings, by line."""
+
+    def note(each: PayoutLine) -> str:
+        some = notes.get(each.line), each.warning, output.said(each.reason, unmasked=unmasked)
+        return copyable("; ".join(filter(None, some)))
+
     return (
         Column("line", lambda each: str(each.line), is_number=True),
         output.TZS,
         Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
         Column("state", lambda each: each.state),
-        Column(
-            "note",
-            lambda each: "; ".join(
-                filter(None, (notes.get(each.line), each.warning, output.said(each.reason, unmasked=unmasked)))
-            ),
-            min_width=12,
-        ),
+        Column("note", note, min_width=12),
     )
 
 
