@@ -140,6 +140,21 @@ async def test_a_closed_reader_ends(client: AsyncClient, choice: dict[str, Any])
     assert keys([change async for change in feed]) == ("abc" if choice else "")
 
 
+async def test_a_consumer_that_is_closed_while_a_task_reads_begins_again(client: AsyncClient, feed: Any) -> None:
+    """That task gets the change which comes again, also where it had one on its page."""
+    await enqueue(client, "ab")
+    await take(feed, 1)
+    found = list[PaymentChange]()
+
+    async def read() -> None:
+        found.extend(await take(feed, 1))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(feed.aclose)
+    assert keys(found) == "a"
+
+
 async def test_a_reader_that_starts_over_gets_what_comes_next(client: AsyncClient) -> None:
     """Neither what it had read ahead, nor what is after its old cursor: that one is of another feed."""
     await enqueue(client, "abc")

@@ -261,13 +261,13 @@ class ConsumerReader:
 
     async def next(self) -> PaymentChange:
         """Return the next change, or raise `StopAsyncIteration`."""
+        await checkpoint()
         while True:
             while self._page:
                 entry = self._page[0]
                 if entry.name in self._held:
                     self._page.popleft()
                 elif anyio.current_time() < self._leased_until - _LEASE / 2:
-                    await checkpoint()
                     return self._hand_out(self._page.popleft())
                 elif await self._leased(lambda _: True) is None:
                     self._begin_again()
