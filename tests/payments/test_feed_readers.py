@@ -17,6 +17,7 @@ import pytest
 from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, SQLStore, StoreError
 from mobilemoney_async.database.schema import changes, consumers
 from mobilemoney_async.payments.feed.changes import prune_changes, read_changes
+from mobilemoney_async.payments.feed.consumers import MOST_TRIES
 from mobilemoney_async.payments.feed.feed import ChangePages
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.store import account_store
@@ -303,6 +304,40 @@ async def test_a_change_comes_again_on_time_whatever_came_between(client: AsyncC
     await enqueue(client, "b")
     assert keys(await take(feed, 2)) == "ba"
     assert anyio.current_time() - began < 2.1
+
+
+@on_asyncio
+async def test_a_change_that_ends_each_reader_uses_up_no_other_s_tries(client: AsyncClient, feed: Any) -> None:
+    """A try counts when the change is handed out: of two that failed in an outage, only the bad one is parked."""
+    await enqueue(client, "ab")
+    for each in await take(feed, 2):
+        await each.failed("the books are away")
+    await feed.aclose()
+    handed = ""
+    for _ in range(MOST_TRIES):
+        await anyio.sleep(301)  # a job of cron
+        async for change in client.payments.changes(consumer="books", forever=False):
+            handed += str(change.key)
+            if change.key == "a":
+                break  # as by an error of the handler
+            await change.done()
+    assert handed == "a" + "b" + "a" * (MOST_TRIES - 2)
+    (consumer,) = await client.payments.consumers()
+    assert [each.name for each in consumer.parked] == ["a"]
+
+
+@on_asyncio
+async def test_a_change_that_is_gone_is_not_waited_for(sqlite_file_url: str, client: AsyncClient, feed: Any) -> None:
+    """Though it was to come again: its reader waits, and hears of the next one."""
+    await enqueue(client, "a")
+    (change,) = await take(feed, 1)
+    await change.failed("away")
+    execute(sqlite_file_url, changes.delete())
+    with anyio.move_on_after(10) as scope:
+        await take(feed, 1)
+    assert scope.cancelled_caught
+    await enqueue(client, "b")
+    assert keys(await take(feed, 1)) == "b"
 
 
 async def test_done_counts_for_what_was_handed_out_before_it_and_for_nothing_else(

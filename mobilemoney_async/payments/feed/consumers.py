@@ -7,7 +7,7 @@ waits. A change that was handed out ten times in vain is parked, and its payment
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -140,7 +140,10 @@ class ConsumerTable:
         for each in open_before.values():
             self._hold(each.name, each.number, now, "its reader ended before it was done")
         due = [each for each in lagging.values() if each.next_at <= now and each.name not in open_before]
-        again, parked = self._try_again(due, now, upto=upto)
+        parked = [each for each in due if each.tries >= MOST_TRIES]
+        for spent in parked:
+            self._park(spent, now, upto=upto)
+        again = read_some(self.journal, feed, [each.number for each in due if each.tries < MOST_TRIES], reader=reader)
         fresh = [each for each in page if each.name not in lagging]
         if after == row.number:
             if fresh and fresh[0].number == tried:
@@ -151,27 +154,23 @@ class ConsumerTable:
         first = fresh[0].number if fresh else row.tried
         if first != row.tried or row.used_at < now - _NOTED:
             self._change_own(tried=first, used_at=now)
-        earliest = self._of_own(sa.func.min(retries.c.next_at))
+        # Those that are due are handed out first, and one whose change is gone never.
+        earliest = self._of_own(sa.func.min(retries.c.next_at)).where(retries.c.next_at > now)
         return Delivery(
-            again=read_some(self.journal, feed, again, reader=reader),
+            # One at which each reader ends does not go before the others every time.
+            again=sorted(again, key=lambda each: lagging[each.name].next_at),
             fresh=fresh,
             upto=upto,
-            parked=read_some(self.journal, feed, parked),
+            parked=read_some(self.journal, feed, [each.number for each in parked]),
             next_at=self.journal.execute(earliest).scalar_one(),
-            is_end=is_end,
+            is_end=is_end and not parked,  # behind one that is parked, the payment's next change is due at once
         )
 
-    def _try_again(self, due: Iterable[Any], now: datetime, *, upto: int) -> tuple[list[int], list[int]]:
-        """Return the numbers of the changes that are handed out again, and of those that are parked."""
-        again, parked = list[int](), list[int]()
-        for each in due:
-            if each.tries < MOST_TRIES:
-                again.append(each.number)
-                self._change(each.number, tries=each.tries + 1, next_at=now + pause(each.tries + 1))
-            else:
-                parked.append(each.number)
-                self._park(each, now, upto=upto)
-        return again, parked
+    def try_again(self, number: int, now: datetime) -> bool:
+        """Count a try of a change that comes again, which begins now: a reader may end before others have theirs."""
+        for row in self._retries(retries.c.number == number, _WAITS):
+            self._change(number, tries=row.tries + 1, next_at=now + pause(row.tries + 1))
+        return True
 
     def done(self, number: int, again: Collection[int], now: datetime, *, upto: int) -> None:
         """Note that all fresh changes up to a number are handled, or held back, and some that came again."""

@@ -195,6 +195,8 @@ class ConsumerReader:
     # The last fresh change that was handed out, and the first one that is neither done nor failed.
     _last: FeedEntry | None = attrs.field(default=None, init=False)
     _open: int | None = attrs.field(default=None, init=False)
+    # Numbers of the changes on the page that come again: the try of each counts when its turn comes.
+    _uncounted: set[int] = attrs.field(factory=set, init=False)
     # Changes that came again and are not done, with the number of the last fresh one before each.
     _again: dict[int, int] = attrs.field(factory=dict, init=False)
 
@@ -264,13 +266,15 @@ class ConsumerReader:
         await checkpoint()
         while True:
             while self._page:
-                entry = self._page[0]
+                entry, now = self._page[0], self._utcnow()
                 if entry.name in self._held:
                     self._page.popleft()
-                elif anyio.current_time() < self._leased_until - _LEASE / 2:
+                elif entry.number not in self._uncounted and anyio.current_time() < self._leased_until - _LEASE / 2:
                     return self._hand_out(self._page.popleft())
-                elif await self._leased(lambda _: True) is None:
+                elif await self._leased(partial(ConsumerTable.try_again, number=entry.number, now=now)) is None:
                     self._begin_again()
+                else:
+                    self._uncounted.discard(entry.number)
             if not await self._take():
                 await anyio.sleep(_RIVAL_PAUSE)
             elif not self._page and self._delivery is not None and self._delivery.is_end:
@@ -314,6 +318,7 @@ class ConsumerReader:
             self._begin_again()
             return False
         self._delivery, self._has_begun = taken, True
+        self._uncounted = {each.number for each in taken.again}
         self._held.clear()
         self._page.extend([*taken.again, *taken.fresh])
         for entry in taken.parked:
