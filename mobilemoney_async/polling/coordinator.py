@@ -32,7 +32,7 @@ from mobilemoney_async.polling.sharing import (
 )
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.tasks import Signal, shielded
-from mobilemoney_async.values import refuse
+from mobilemoney_async.values import require_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -99,8 +99,7 @@ class Coordinator:
         """Track a payment; return False if it is tracked already. See `Planner.track`."""
         if transaction_id in self._local:
             return False
-        if "\x00" in transaction_id:
-            raise refuse("payment", "an id of the service")  # PostgreSQL has no such text
+        require_name("payment", transaction_id)  # one that the database refuses would stop all messages
         began = now if tracked_at is None else tracked_at
         payment = TrackedPayment(transaction_id, tracked_at=began, due=math.inf, deadline=deadline, is_new=is_new)
         self._local.add(payment)

@@ -278,6 +278,15 @@ async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> No
     assert set(till.askers) == {"a"}
 
 
+@pytest.mark.parametrize("name", ["x\0", "x" * 201])
+async def test_an_id_that_some_database_cannot_keep_is_refused(sqlite_file_url: str, name: str) -> None:
+    """It would go out with the messages about all payments of its process, and none of them could be written."""
+    async with process(Till.of("x"), sqlite_file_url, "a") as poller:
+        with pytest.raises(InvalidRequest, match=r"^payment must be a str of at most 200 characters"):
+            poller.track(name)
+        assert not poller.pending
+
+
 async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -> None:
     """A callback that reaches another process than the holder counts; a thousand forged ones are no transactions."""
     till = Till.of("x", "y")
