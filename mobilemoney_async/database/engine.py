@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -417,6 +418,9 @@ def _current_task() -> int | None:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Return a clock that begins with that of the host, and is not set with it."""
-    began = time.time() - monotonic()
-    return lambda: began + monotonic()
+    """Return a clock that begins with that of the host, is not set with it, and goes on while the host sleeps."""
+    # The clock of event loops stops then, but for Windows, which has no other one.
+    kind = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+    read = monotonic if kind is None else partial(time.clock_gettime, kind)
+    began = time.time() - read()
+    return lambda: began + read()

@@ -175,6 +175,16 @@ def test_the_host_s_clock_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     assert 1_000_000 <= clock.utcnow().timestamp() < shown
 
 
+def test_the_host_s_clock_goes_on_while_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a request that slept behind its record would be sent once other hosts have called it lost: see `calls`."""
+    real, awake, slept = time.clock_gettime, getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC), 0.0
+    monkeypatch.setattr(time, "clock_gettime", lambda kind: real(kind) + slept * (kind != awake))
+    clock = Database("postgresql://host/payments").wall_clock
+    before = clock.utcnow()
+    slept = 600.0
+    assert clock.utcnow() - before >= timedelta(minutes=10)
+
+
 @pytest.mark.parametrize("frozen", [0.0, 2e9])
 async def test_a_store_works_in_time_that_a_test_has_frozen(
     store_url: str, frozen: float, monkeypatch: pytest.MonkeyPatch
