@@ -136,9 +136,7 @@ class AsyncClient:
     ) -> None:
         refuse_unknown(unknown)
         options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=DEFAULT_HEADERS)
-        tokens = check_auth(auth)
-        limiter = check_limiter(rate_limiter)
-        utcnow = check_clock(utcnow)
+        tokens, limiter, utcnow = check_auth(auth), check_limiter(rate_limiter), check_clock(utcnow)
         check_handler(on_event)
         self._limits = check_limits(disbursement_limits)
         self._recent = None if self._limits is None else RecentDisbursements(self._limits)
@@ -432,10 +430,12 @@ class ClientOwner:
         await self.client._pipeline.wire.close_idle()
 
     async def close(self) -> None:
-        """Close the client and its connections for good."""
-        if self.client._store is not None:
-            await self.client._store.leave()
-        await self.client._pipeline.wire.aclose()
+        """Close the client and its connections for good, also when it is cancelled meanwhile."""
+        try:
+            if self.client._store is not None:
+                await self.client._store.leave()
+        finally:
+            await self.client._pipeline.wire.aclose()
 
     def claimed(self, claim: AccountClaim) -> AsyncClient:
         """Return a client that shares everything with this one, and sends only while a claim of its account holds."""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, NoSuchMerchant, SQLStore
+from mobilemoney_async import AsyncClient, InvalidRequest, NoSuchMerchant, SQLStore
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import payments, retries
@@ -92,6 +92,18 @@ async def test_a_section_that_is_cancelled_twice_leaves_no_lease_and_no_result_b
             assert (held, world.states().count("SENDING")) == ([], 0), steps
             if section in {dispatch, sell}:  # these wait for the answers
                 assert {*world.states()} == {"ACKNOWLEDGED"}, steps
+
+
+async def test_a_client_is_closed_though_its_close_is_cancelled(sqlite_file_url: str) -> None:
+    """While it leaves the store: its connections are closed all the same, and it makes no call any more."""
+    async with make_world(sqlite_file_url).client() as client:
+        await create(client, 0)
+        await anext(client.payments.changes(consumer="books", start="oldest"))
+        task = asyncio.ensure_future(client.aclose())
+        await asyncio.sleep(0)
+        await cancel_twice(task, 1)
+        with pytest.raises(InvalidRequest, match="closed"):
+            await client.transactions.page()
 
 
 @pytest.mark.costly("no quick test cancels a worker natively twice")
