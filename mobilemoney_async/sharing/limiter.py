@@ -77,8 +77,9 @@ class Reservations:
         self._last = self._slots.popleft()
 
     def undo(self) -> None:
-        """Take back the last `take`."""
-        self._slots.appendleft(self._last)
+        """Take back the last `take`; in a hold that slot is lost, as those that were not used yet."""
+        if self.held_until is None:
+            self._slots.appendleft(self._last)
 
     def hold(self, until: float) -> None:
         """Drop the reserved slots, and keep the hold for the store."""

@@ -290,6 +290,31 @@ async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
     assert row.asked == 1
 
 
+async def test_a_slot_of_one_who_left_is_not_used_in_a_hold() -> None:
+    """A hold that comes in the moment of a grant, whose request has left, holds the next request too."""
+    limiter = OnPaper(Row())
+    for _ in range(10):
+        await limiter.acquire()
+    queue, scope = Queue(limiter), anyio.CancelScope()
+
+    def strike() -> None:
+        limiter.queue.interfere = lambda: None
+        scope.cancel()
+        limiter.hold(30)
+
+    async def leave() -> None:
+        with scope:
+            await queue.wait("left", PAYMENT)
+
+    limiter.queue.interfere = strike
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.wait, "stayed")
+        await settle()
+        tasks.start_soon(leave)
+    assert queue.names == ["stayed"]
+    assert queue.times == pytest.approx([31.75], abs=0.2)
+
+
 async def test_a_slot_that_is_over_is_not_used() -> None:
     """A loop that was stopped does not use slots from long ago: they are lost, and those after them count."""
     limiter = OnPaper(Row())
