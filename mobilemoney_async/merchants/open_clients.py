@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds for which the connections of an idle account stay open; no pool would use them after that.
 _KEPT = 5.0
-# Idle accounts that one use looks at, at most.
+# Idle accounts that the beginning of a use looks at, and its end, at most.
 _MOST_LOOKS = 10
 
 
@@ -100,10 +100,16 @@ class OpenClients:
                 await self.close_idle()
 
     async def close_idle(self) -> None:
-        """Close connections that were idle for long, and clients beyond `max_open`, as far as nothing pins them."""
+        """Close connections that were idle for long, and clients beyond `max_open`, as far as nothing pins them.
+
+        A few at a time: a payment waits for it.
+        """
         # Shielded where it waits; without anything to close it does not wait.
         until = loop_time() - _KEPT
-        while self._connected and (first := next(iter(self._connected))).used_at <= until:
+        for _ in range(_MOST_LOOKS):
+            first = next(iter(self._connected), None)
+            if first is None or first.used_at > until:
+                break
             del self._connected[first]
             await first.owner.close_idle(keeps_store=True)
         for _ in range(_MOST_LOOKS):

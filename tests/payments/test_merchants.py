@@ -339,6 +339,20 @@ async def test_connections_of_an_idle_account_are_closed_after_seconds(
         assert [each.is_open for each in platform.pools] == [False, False, True]
 
 
+async def test_one_call_does_not_close_the_connections_of_all_others(sqlite_file_url: str, platform: Platform) -> None:
+    """It would wait for hundreds of them: the next calls go on with that."""
+    platform.open(*shops(24))
+    async with platform.merchants(sqlite_file_url) as merchants:
+        for account in shops(24):
+            await look_up(await merchants.client(account))
+        await anyio.sleep(6)
+        client = await merchants.client("shop-0")
+        await look_up(client)
+        assert platform.open_pools > 1
+        await look_up(client)
+        assert platform.open_pools == 1
+
+
 async def test_a_client_may_be_used_as_any_other(sqlite_file_url: str, platform: Platform) -> None:
     """`async with`, `aclose` and `with_options` do no harm."""
     platform.open("shop-0")
