@@ -226,9 +226,8 @@ class Worker(anyio.AsyncContextManagerMixin):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self, client: AsyncClient, claim: Claim) -> None:
-        await ClientOwner(
-            client
-        ).require_own()  # it asks for the account's secret, which may take long: not in one of the few places
+        # It asks for the account's secret, which may take long: not in one of the few places.
+        await ClientOwner(client).require_own()
         async with AsyncExitStack() as stack:
             async with self._starts:
                 await stack.enter_async_context(client.poller(resume=True))
