@@ -115,6 +115,7 @@ DISBURSEMENT = {"type": TransactionType.DISBURSEMENT}
 SOFT = {"is_certain": False, "ended_at": NOON}
 JUST_LOOKED = {"looked_at": NOON + timedelta(seconds=190)}
 LOOKED_EARLIER = {"looked_at": NOON + timedelta(seconds=10)}
+LOOKED_AHEAD = {"looked_at": NOON + timedelta(days=1)}  # by a clock that was set right since
 CONTROLLED = {"is_controlled": True}
 QUEUED, REFUSED, RELEASED, ABSENT = (
     PaymentState.QUEUED,
@@ -149,11 +150,13 @@ QUEUED, REFUSED, RELEASED, ABSENT = (
         (RELEASED, {}, Clearance.LOOK),
         (RELEASED, LOOKED_EARLIER, Clearance.LOOK),
         (RELEASED, JUST_LOOKED, Clearance.SEND),
+        (RELEASED, LOOKED_AHEAD, Clearance.LOOK),
         # A machine decides, of collections only, and only after a look that passed its control.
         (ABSENT, {}, Clearance.LOOK),
         (ABSENT, JUST_LOOKED, Clearance.LOOK),
         (ABSENT, {**JUST_LOOKED, **CONTROLLED}, Clearance.SEND),
         (ABSENT, {**LOOKED_EARLIER, **CONTROLLED}, Clearance.LOOK),
+        (ABSENT, {**LOOKED_AHEAD, **CONTROLLED}, Clearance.LOOK),
         (ABSENT, {**JUST_LOOKED, **CONTROLLED, **DISBURSEMENT}, Clearance.NEVER),
         (ABSENT, {**JUST_LOOKED, **CONTROLLED, "walks": 1}, Clearance.NEVER),
         *((each, {"candidates": ("tx-1",), **JUST_LOOKED, **CONTROLLED}, Clearance.NEVER) for each in PaymentState),
@@ -191,8 +194,8 @@ def test_a_look_at_the_end_of_the_calendar_raises_nothing() -> None:
     """A row may have been edited."""
     far = datetime.max.replace(tzinfo=UTC)
     looked = record(REFUSED, **SOFT, looked_at=far)
-    assert clearance(looked, NOON, grace=GRACE) is Clearance.WAIT
-    assert clearance(attrs.evolve(looked, ended_at=far), NOON, grace=GRACE) is Clearance.WAIT
+    assert clearance(looked, NOON, grace=GRACE) is Clearance.LOOK
+    assert clearance(attrs.evolve(looked, looked_at=NOON, ended_at=far), NOON, grace=GRACE) is Clearance.WAIT
 
 
 def test_under_the_lock_of_a_row_the_age_of_a_look_does_not_matter() -> None:

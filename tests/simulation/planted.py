@@ -116,7 +116,7 @@ DEFECTS = (
     Defect(  # a second payment after a late list
         "a look is valid for ever",
         "payments/records/record.py",
-        "    return now - record.looked_at <= timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
+        "    return abs(now - record.looked_at) <= timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
         "    return True\n",
     ),
     Defect(  # before the grace period was counted from the end of the request
