@@ -461,8 +461,8 @@ async def test_duplicates_are_those_that_may_have_been_paid(world: World) -> Non
             await client.disbursements.create(phone_number="+255681234502", amount=700, idempotency_key="lost")
         other: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 5}
         await client.payments.enqueue(type="collection", **other, idempotency_key="someone's")
-        other_extra = {"extra": {"description": "rent"}, "idempotency_key": "with-extra"}
-        await client.payments.enqueue(type="disbursement", **other, **other_extra)
+        rent: dict[str, Any] = {**other, "extra": {"description": "rent"}}
+        await client.payments.enqueue(type="disbursement", **rent, idempotency_key="with-extra")
         late: dict[str, Any] = {"phone_number": numbers[3], "amount": 700, "not_before": timedelta(days=30)}
         await client.payments.enqueue(type="disbursement", idempotency_key="late", **late)
         batch = await client.payouts.propose(rows, name="again", by="Asha")
