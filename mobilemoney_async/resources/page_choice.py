@@ -15,12 +15,20 @@ import attrs
 
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, TransactionPage
+from mobilemoney_async.errors import APIError, TransactionNotFound
 
 _MOST_BARREN_PAGES = 100
 # The same for a full listing as evidence, and for a bisection.
 _PATIENCE, _PATIENCE_OF_SEARCH = 20, 3
 # Pages of a list without an order that is read for one time.
 _SHORT = 5
+_NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
+
+
+def is_past_end(page: int, refusal: APIError) -> bool:
+    """Return whether a page that the service refuses may be one beyond its last, which counts as an empty one."""
+    is_plain = type(refusal) in {APIError, TransactionNotFound}
+    return page != 1 and is_plain and refusal.status_code in _NO_SUCH_PAGE
 
 
 class FullListing:
@@ -31,6 +39,8 @@ class FullListing:
     certainly been shown: all before `_covered`, and those of one page read beyond it. Where the list gets shorter by n
     rows, each row may have moved up by as many, so that the last n positions are uncertain again, and the listing goes
     back to the first uncertain one.
+
+    A total may be out of date. So behind a full page, one more is read than the service counts.
 
     Attributes:
         page: The page to ask for next, or None at the end.
@@ -77,15 +87,18 @@ class FullListing:
             self._beyond = (self._beyond[0] + arrived, self._beyond[1] - left)  # at whichever end they came or left
             self._covered = max(0, self._covered - left)
         assert self.page is not None
-        # A total that is less than the page itself shows is none. An empty page may lie behind rows that have left.
-        least = (self.page - 1) * self._size + length if length else self.page > 1
+        # A total that is less than the page itself shows is none. A page without new rows may lie behind rows that have
+        # left, or be the last one once more.
+        least = (self.page - 1) * self._size + length if fresh else self.page > 1
         is_counted = answer.is_complete and total >= least
         if not is_counted:
             self.counted = None
         elif self.counted is not None or self._total is None:
             self.counted = total if self.counted is None else min(self.counted, total)
         self._total = total
-        self.page = self._next(self.page, length, answer.pagination.total_pages if is_counted else math.inf)
+        is_full = bool(fresh) and length >= answer.pagination.per_page
+        last = answer.pagination.total_pages if is_counted and not is_full else math.inf
+        self.page = self._next(self.page, length, last)
         return fresh
 
     @property

@@ -33,7 +33,7 @@ from mobilemoney_async.errors import (
     WaitTimeout,
 )
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
-from mobilemoney_async.resources.page_choice import FullListing
+from mobilemoney_async.resources.page_choice import FullListing, is_past_end
 from mobilemoney_async.text import redact, shown_id
 from mobilemoney_async.values import refuse, require_date, require_integer, require_seconds, require_text
 
@@ -60,6 +60,7 @@ class _Pages:
     _prefetch: bool = False  # whether the next page is on its way while the caller works
     _listing: FullListing = attrs.field(factory=FullListing)
     _next: Prefetch[TransactionPage] | None = None
+    _latest: TransactionPage | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -91,13 +92,18 @@ class _Pages:
         )
 
     async def _get(self, page: int) -> TransactionPage:
-        if self._next is None:
-            return await self._fetch(page)
         try:
-            return await self._next.result()
-        except Exception:
+            self._latest = await (self._fetch(page) if self._next is None else self._next.result())
+        except APIError as exc:
             self._next = None  # the next reader asks again
+            # One page more is asked for than the service counts.
+            if self._latest is None or page <= self._latest.pagination.total_pages or not is_past_end(page, exc):
+                raise
+            self._latest = attrs.evolve(self._latest, transactions=(), skipped=())
+        except Exception:
+            self._next = None
             raise
+        return self._latest
 
     def _take(self, answer: TransactionPage) -> list[Transaction]:
         self._next = None

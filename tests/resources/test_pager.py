@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import (
+    APIError,
     ConnectionFailed,
     InvalidRequest,
     RateLimiter,
@@ -69,13 +70,13 @@ def expected(length: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("length", "limit", "requests"), [(0, 100, 1), (1, 100, 1), (100, 100, 1), (101, 100, 2), (250, 100, 3), (5, 1, 5)]
+    ("length", "limit", "requests"), [(0, 100, 1), (1, 100, 1), (100, 100, 2), (101, 100, 2), (250, 100, 3), (5, 1, 6)]
 )
 @pytest.mark.parametrize("way", ["items", "pages", "collect"])
 async def test_every_way_shows_all_with_as_many_requests_as_pages(
     way: str, length: int, limit: int, requests: int
 ) -> None:
-    """Items, pages and `collect` are the same listing, and none asks for a page that it does not need."""
+    """Items, pages and `collect` are the same listing, and ask for one page more only behind a full one."""
     async with connect(listing(length)) as (client, service):
         shown = await read(client.transactions.list(limit=limit), way)
     assert shown == expected(length)
@@ -139,7 +140,7 @@ class TestAhead:
             async for _ in pager.pages() if way == "pages" else aiter(pager):
                 await anyio.sleep(works)
             assert anyio.current_time() - start == pytest.approx(takes)
-        assert (service.most, service.pages) == (1, [1, 2, 3, 4, 5])
+        assert (service.most, service.pages) == (1, [1, 2, 3, 4, 5, 6])
 
     async def test_the_first_row_costs_one_request(self) -> None:
         """The newest transaction alone costs one page."""
@@ -166,7 +167,7 @@ class TestAhead:
             async for page in client.transactions.list(limit=10).pages():
                 assert page.transactions
                 break
-            assert len(await client.transactions.list(limit=50).collect()) == 50
+            assert len(await client.transactions.list().collect()) == 50
             await anyio.sleep(10)
             assert service.flying == 0
         assert sorted(service.pages) == [1, 1, 2]
@@ -422,3 +423,39 @@ async def test_a_list_that_is_as_long_as_it_says_is_complete(length: int, caplog
         assert all([page.is_complete async for page in client.transactions.list(limit=2).pages()])
         assert all([page.is_complete async for page in client.transactions.list(limit=2, max_items=3).pages()])
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("counted", [20, 25, 30])
+@pytest.mark.parametrize("beyond", ["empty", "last", 400, 404, 416, 422])
+async def test_a_total_that_is_out_of_date_hides_no_row(counted: int, beyond: str | int) -> None:
+    """A service may count its list now and then only, and refuse a page beyond its last, or show that once more."""
+
+    async def handler(sent: Sent) -> Step:
+        page = int(sent.url.params["page"])
+        if page > 3 and isinstance(beyond, int):
+            return Response.json({"status": "error", "message": "no", "error_code": "NO_PAGE"}, beyond)
+        number = 3 if page > 3 and beyond == "last" else page
+        rows = [samples.transaction(id=f"t-{each}") for each in range(30)][(number - 1) * 10 : number * 10]
+        counts = {"current_page": number, "total_pages": -(-counted // 10), "total_count": counted, "per_page": 10}
+        return Response.json(samples.page(*rows, **counts))
+
+    async with connect(handler) as (client, _):
+        found = [page async for page in client.transactions.list(limit=10).pages()]
+    assert [row.id for page in found for row in page] == expected(30)
+    assert found[-1].is_complete is (counted == 30)
+
+
+async def test_a_page_that_is_counted_and_refused_is_an_error() -> None:
+    """The list goes on behind it: it is not taken for the end."""
+
+    async def handler(sent: Sent) -> Step:
+        is_refused = sent.url.params["page"] == "2"
+        return (
+            Response.json({"status": "error", "message": "no", "error_code": "NO_PAGE"}, 404)
+            if is_refused
+            else await listing(25)(sent)
+        )
+
+    async with connect(handler) as (client, _):
+        with pytest.raises(APIError, match="NO_PAGE"):
+            await client.transactions.list(limit=10)

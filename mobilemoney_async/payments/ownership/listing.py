@@ -16,10 +16,10 @@ from mobilemoney_async.contract.comparison import shift
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority, read_rows
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Pagination, RowsAnswer, Transaction, UnreadableRow
-from mobilemoney_async.errors import APIError, TransactionNotFound
+from mobilemoney_async.errors import APIError
 from mobilemoney_async.payments.ownership.evidence import Listing
 from mobilemoney_async.payments.ownership.matching import ClockSample, read_sample
-from mobilemoney_async.resources.page_choice import JoinedPages, TimeSearch
+from mobilemoney_async.resources.page_choice import JoinedPages, TimeSearch, is_past_end
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -31,7 +31,6 @@ _ATTEMPTS = 3
 _MOST_NEW_PAGES = 5
 # Age of a window that is looked for at the end first, where the newest rows come last.
 _RECENT, _DAY = timedelta(minutes=10), timedelta(days=1)
-_NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
 
 
 def unhurried(pipeline: Pipeline) -> Pipeline:
@@ -72,7 +71,7 @@ class _PageReader:
         try:
             answer = await self._pipeline.call(_ROWS, query=query, lane=self._lane, facts=facts)
         except APIError as exc:
-            if number == 1 or type(exc) not in {APIError, TransactionNotFound} or exc.status_code not in _NO_SUCH_PAGE:
+            if not is_past_end(number, exc):
                 raise
             return PageAnswer(transactions=(), pagination=self._counts)
         sample = read_sample(facts.date, began_at=sent_at, ended_at=self._pipeline.utcnow())
