@@ -22,10 +22,12 @@ import inspect
 import itertools
 import os
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fasteners  # type: ignore[import-untyped]
 import pytest
 from hypothesis import settings
 
@@ -88,14 +90,33 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Let the garbage collector pass over what stays until the end: modules, and thousands of tests."""
     gc.disable()
     try:
-        return (yield)
+        with _first_alone(session.config):
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def _first_alone(config: pytest.Config) -> Iterator[None]:
+    """Let one worker collect before the others, which then read the bytecode that it has written."""
+    if not hasattr(config, "workerinput"):
+        yield
+        return
+    lock = fasteners.InterProcessLock(Path(config.option.basetemp).parent / "bytecode.lock")
+    is_first = lock.acquire(blocking=False)
+    if not is_first:
+        lock.acquire()
+        lock.release()
+    try:
+        yield
+    finally:
+        if is_first:
+            lock.release()
 
 
 @pytest.hookimpl(wrapper=True)
