@@ -22,6 +22,7 @@ import inspect
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,7 @@ compiled.share()
 # Stretch each key once for all tests.
 encryption._scrypt = functools.cache(encryption._scrypt)
 _finished = itertools.count(1)
+_MEMORY = Path("/dev/shm")
 _IS_LIMITED = bool(os.environ.get("MOBILEMONEY_TESTS_LIMIT"))
 
 # A law holds or it does not: a busy machine must not fail a test, nor a new example a build that changed nothing.
@@ -79,6 +81,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let all that the run starts end with it; its workers are a part of it."""
     if not hasattr(config, "workerinput"):
         watchdog.start()
+        # SQLite waits for the disk at each commit. In memory it does not; a container may have too little for that.
+        if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * 1024**3:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)
