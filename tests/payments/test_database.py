@@ -29,7 +29,7 @@ from mobilemoney_async.database.url import obstacle, readable_files
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
-from tests.support.databases import Postgres
+from tests.support.databases import OTHERS, Postgres
 from tests.support.patience import PATIENCE
 
 _FORK = """
@@ -573,8 +573,7 @@ async def test_a_server_that_drops_its_connections(postgres_url: str) -> None:
     await database.write(one)
     killer = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
     with killer.connect() as connection:
-        others = "datname = current_database() AND pid <> pg_backend_pid()"
-        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS}"))
     assert await database.write(one) == 1
     database.close()
 

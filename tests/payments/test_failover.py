@@ -12,21 +12,20 @@ from mobilemoney_async.database.connections import THREADS
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import make_world, on_asyncio, rows
-from tests.support.databases import run_on
+from tests.support.databases import OTHERS, run_on
 from tests.support.patience import PATIENCE
 from tests.support.pooler import pooler
 
 pytestmark = pytest.mark.real_time
 
 _RECORDS = "mobilemoney_payment_records"
-_OTHERS = "datname = current_database() AND pid <> pg_backend_pid()"
 
 
 @contextmanager
 def written_no_more(url: str) -> Iterator[None]:
     """Let the sessions that are opened meanwhile be read-only as long as they last, as those at a demoted server."""
     name = sa.make_url(url).database
-    end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS}"
+    end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS}"
     run_on(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on", end)
     try:
         yield
@@ -88,7 +87,7 @@ async def test_an_error_of_a_server_that_goes_away_replaces_all_sessions(postgre
         await open_sessions(account_store(store).database)
         run_on(
             postgres_url,
-            f"CREATE TABLE olds AS SELECT pid FROM pg_stat_activity WHERE {_OTHERS}",
+            f"CREATE TABLE olds AS SELECT pid FROM pg_stat_activity WHERE {OTHERS}",
             fails,
             f"CREATE TRIGGER fails BEFORE INSERT ON {_RECORDS} FOR EACH ROW EXECUTE FUNCTION fails()",
         )

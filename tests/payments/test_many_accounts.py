@@ -23,7 +23,7 @@ from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.service import Outage, on_asyncio, on_one
 from tests.payments.steps import approved, dispatch, settle
-from tests.support.databases import execute
+from tests.support.databases import OTHERS, execute
 from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
@@ -32,8 +32,7 @@ ORDER: dict[str, Any] = {"phone_number": "+255681234567", "amount": 1000, "idemp
 
 async def sessions(url: str, condition: str) -> int:
     """Return how many sessions of a database fulfil a condition, beside the one that asks."""
-    others = "datname = current_database() AND pid <> pg_backend_pid()"
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND {condition}"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND {condition}"
     ((count,),) = await anyio.to_thread.run_sync(execute, url, query)
     return int(count)
 

