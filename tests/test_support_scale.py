@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scale import left_to_other_runs, spread
+from tests.support.scale import crossed, left_to_other_runs, spread
 
 pytestmark = pytest.mark.once
 
@@ -50,6 +50,13 @@ def test_each_case_of_each_test_stays(
     cases = {(item.name, item.callspec.params["case"]) for item in stay if hasattr(item, "callspec")}
     assert len(cases) == 3 * len(CASES)
     assert {"quick", "once"} <= {item.name for item in stay}
+
+
+def test_quick_combinations_have_each_value_and_none_is_left_out() -> None:
+    given = crossed("abcd", "xy", [True])
+    assert {each.values for each in given} == set(itertools.product("abcd", "xy", [True]))
+    quick = [each.values for each in given if not each.marks]
+    assert ["".join(each[:2]) for each in quick] == ["ax", "by", "cx", "dy"]
 
 
 def test_two_runs_have_all_pairs_and_all_slow_tests(monkeypatch: pytest.MonkeyPatch) -> None:

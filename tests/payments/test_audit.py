@@ -18,6 +18,7 @@ from tests.payments import second_world
 from tests.payments.service import ORDER, PHONE_NUMBER, World, make_world, on_one
 from tests.payments.steps import settle
 from tests.payments.tables import edit
+from tests.support.scale import crossed
 
 pytestmark = pytest.mark.pairs
 
@@ -189,8 +190,7 @@ def change_rows(world: World, change: Callable[[dict[str, Any]], object]) -> Non
     world.line.change_page = lambda body: [change(row) for row in body["transactions"]]
 
 
-@pytest.mark.parametrize("excludes_last", [False, True])
-@pytest.mark.parametrize("hours", [-11, 3, 13])
+@pytest.mark.parametrize(("hours", "excludes_last"), crossed([-11, 3, 13], [True, False]))
 async def test_the_days_of_the_service_may_begin_at_another_hour(
     sqlite_file_url: str, hours: int, excludes_last: bool
 ) -> None:

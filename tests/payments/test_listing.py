@@ -1,6 +1,7 @@
 """The transaction list as evidence: read as a whole or around one time, and never believed beyond what it has shown."""
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +38,7 @@ from tests.payments.listed import time_of
 from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
 from tests.support.patience import PATIENCE
-from tests.support.scale import examples
+from tests.support.scale import crossed, examples
 from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour, Payment, Row, SecondService, error
 
 DAY = timedelta(days=1)
@@ -392,6 +393,13 @@ def inside(service: SecondService, window: tuple[datetime, datetime]) -> set[str
     return {payment.id for payment in service.payments if window[0] <= payment.created_at <= window[1]}
 
 
+# A number of rows, and what comes beyond the last page.
+LIES = list(
+    itertools.product(
+        [lambda count: 0, lambda count: min(count, 1_000), lambda count: 9 * count],
+        [lambda page, last: page, lambda page, last: last, refuse],
+    )
+)
 AGES = [timedelta(0), 7 * MINUTE, timedelta(hours=1), timedelta(hours=7.3), timedelta(hours=17), timedelta(hours=23.99)]
 
 
@@ -419,13 +427,12 @@ class TestOneTime:
                 if age < timedelta(minutes=5):
                     assert service.lists <= (1 if newest_first and not per_minute else 6)
 
-    @ORDERS
-    @pytest.mark.parametrize("total_count", [lambda count: 0, lambda count: min(count, 1_000), lambda count: 9 * count])
-    @pytest.mark.parametrize("beyond", [lambda page, last: page, lambda page, last: last, refuse])
+    @pytest.mark.parametrize(("lie", "newest_first"), crossed(LIES, [True, False]))
     async def test_a_total_that_lies_costs_some_requests_more(
-        self, service: SecondService, newest_first: bool, total_count: Any, beyond: Any
+        self, service: SecondService, newest_first: bool, lie: tuple[Any, Any]
     ) -> None:
         """The service's number of pages is where the search begins, and the pages decide."""
+        total_count, beyond = lie
         fill(service, 2_000)
         service.list = ListBehaviour(newest_first=newest_first, total_count=total_count, beyond=beyond, page_size=10)
         for age in AGES:

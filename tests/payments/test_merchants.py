@@ -702,7 +702,9 @@ async def test_credentials_that_made_no_payment_are_not_the_merchants(sqlite_fil
 
 @pytest.mark.costly("no quick test has a poller beside a vault that gives another merchant's secret")
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("secret", ["token.of.shop-1", LoginAuth("shop-1@example.com", PASSWORD)])
+@pytest.mark.parametrize(
+    "secret", ["token.of.shop-1", pytest.param(LoginAuth("shop-1@example.com", PASSWORD), marks=pytest.mark.slow)]
+)
 async def test_with_another_merchants_secret_nothing_is_asked(
     sqlite_file_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, secret: Any
 ) -> None:

@@ -17,9 +17,10 @@ from mobilemoney_async import (
     SQLStore,
 )
 from mobilemoney_async.payments.store import account_store
-from tests.payments.second_world import GRACE, MINUTE, TYPES, Order, World, make_world, number, refuse
+from tests.payments.second_world import GRACE, KINDS, MINUTE, TYPES, Order, World, make_world, number, refuse
 from tests.payments.service import Outage
 from tests.payments.steps import settle
+from tests.support.scale import crossed
 from tests.support.second_service import ListBehaviour, error
 
 pytestmark = pytest.mark.pairs
@@ -60,7 +61,7 @@ async def changes_of(client: AsyncClient, name: str) -> list[PaymentChange]:
     return [each for each in changes if name in {each.key, each.transaction and each.transaction.transaction_id}]
 
 
-@pytest.mark.parametrize("status", ["PENDING", "SUCCESS"])
+@pytest.mark.parametrize(("kind", "status"), crossed(KINDS, ["PENDING", "SUCCESS"]))
 async def test_our_own_acknowledgement_wins_against_a_row_that_was_adopted(
     world: World, client: AsyncClient, kind: str, status: str
 ) -> None:

@@ -36,6 +36,7 @@ from tests.payments.service import Vault, on_asyncio
 from tests.payments.tables import edit
 from tests.payments.test_recovery import forget, sell, stopped
 from tests.support.databases import execute
+from tests.support.scale import crossed
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
 
 pytestmark = pytest.mark.pairs
@@ -182,8 +183,9 @@ def flawed(flaw: str, lost: str) -> ListBehaviour:
     return flaws[flaw]
 
 
-@pytest.mark.parametrize("is_said", [True, False])
-@pytest.mark.parametrize("flaw", ["hidden, though counted", "without an amount", "on no page"])
+@pytest.mark.parametrize(
+    ("flaw", "is_said"), crossed(["hidden, though counted", "without an amount", "on no page"], [True, False])
+)
 async def test_a_list_that_is_not_whole_ends_no_comparison(world: World, flaw: str, *, is_said: bool) -> None:
     """After an operator's word, or a row of the loss: what it does not show may be forgotten. A collection goes on."""
     orders = await sell(world, "disbursements", forgotten=2)
@@ -325,18 +327,15 @@ async def test_the_clock_that_one_answer_shows_counts_for_all_imports(sqlite_fil
         assert len(found) == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "ahead"), [("collections", timedelta(0)), ("disbursements", timedelta(hours=3))], ids=str
-)
-@pytest.mark.parametrize("how", ["forgotten", "identified", "recovered", "queued"])
+@pytest.mark.parametrize(("kind", "how"), crossed(KINDS, ["forgotten", "identified", "recovered", "queued"]))
 async def test_a_transaction_of_a_forgotten_request_is_not_compared_by_its_time(
-    world: World, kind: str, how: str, ahead: timedelta
+    world: World, kind: str, how: str
 ) -> None:
     """Also where its key was used again: the list shows it long before that request, and hides or alters nothing.
 
     Without that, the store knows its time by the service's clock only.
     """
-    let_run(world, ahead)
+    let_run(world, timedelta(hours=3 * (kind == "disbursements")))
     world.sole_writer, twice = False, order(kind, "twice")
     async with world.client() as client:
         await world.pay(client, [order(kind, "known", 100), twice])

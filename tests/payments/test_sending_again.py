@@ -28,6 +28,7 @@ from tests.payments.second_world import (
     DAY,
     GRACE,
     HOUR,
+    KINDS,
     MINUTE,
     RESEND,
     TYPES,
@@ -43,6 +44,7 @@ from tests.payments.second_world import (
     unreadable,
 )
 from tests.payments.service import Outage
+from tests.support.scale import crossed
 from tests.support.second_service import ListBehaviour, Payment, Row, error
 
 pytestmark = pytest.mark.pairs
@@ -178,7 +180,7 @@ async def test_a_word_needs_no_comparison(world: World, client: AsyncClient, kin
     await world.hold(client, at_end=True)
 
 
-@pytest.mark.parametrize("state", ["REFUSED", "RELEASED"])
+@pytest.mark.parametrize(("kind", "state"), crossed(KINDS, ["REFUSED", "RELEASED"]))
 async def test_nothing_is_sent_while_the_list_cannot_be_read(
     world: World, client: AsyncClient, kind: str, state: str
 ) -> None:
@@ -499,7 +501,7 @@ async def test_an_audit_knows_what_an_acknowledgement_has_named(world: World, cl
     assert of_row.commands[0][:4] == ("payments", "identify", "k", "t-000001")
 
 
-@pytest.mark.parametrize("hours", [20, 30])
+@pytest.mark.parametrize(("kind", "hours"), crossed(KINDS, [20, 30]))
 async def test_a_soft_refusal_is_looked_for_after_days_without_a_look(
     world: World, client: AsyncClient, kind: str, hours: int
 ) -> None:

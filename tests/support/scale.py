@@ -18,10 +18,11 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 """
 
 import itertools
+import operator
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -44,6 +45,17 @@ def longest(usual: float) -> float:
 def examples(usual: int) -> int:
     """Return how many random examples a property test tries, of so many by default."""
     return _EXAMPLES * usual
+
+
+def crossed(*values: Sequence[Any]) -> list[Any]:
+    """Return all combinations of several arguments' values, of which the quick ones have each value at least once."""
+    longest = max(map(len, values))
+    quick = {tuple(number % len(each) for each in values) for number in range(longest)}
+    places = itertools.product(*(range(len(each)) for each in values))
+    return [
+        pytest.param(*map(operator.getitem, values, place), marks=[] if place in quick else [pytest.mark.slow])
+        for place in places
+    ]
 
 
 def left_to_other_runs(items: list[pytest.Item]) -> list[pytest.Item]:
