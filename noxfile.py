@@ -338,13 +338,20 @@ def release_check(session: nox.Session) -> None:
 
 
 def try_wheel(session: nox.Session, wheel: Path, version: str, program: str) -> None:
-    """Install a wheel with pip in an empty environment of a Python, and run a program, the commands and their demo."""
+    """Install a wheel in an empty environment of a Python, and run a program, the commands and their demo.
+
+    With pip on the lowest Python. On the others with uv where nox uses it, for a twentieth of pip's processor time.
+    """
     run = functools.partial(session.run, external=True)
     environment = Path(f"python{version}").resolve()
-    run(f"python{version}", "-m", "venv", str(environment))
     programs = environment / ("Scripts" if os.name == "nt" else "bin")
-    install = ("-m", "pip", "install", "--quiet", f"mobilemoney-async[all] @ {wheel.as_uri()}")
-    run(str(programs / "python"), *install)
+    requirement = f"mobilemoney-async[all] @ {wheel.as_uri()}"
+    if session.venv_backend == "uv" and version != LOWEST_PYTHON:
+        run("uv", "venv", "--quiet", "--python", f"python{version}", str(environment))
+        run("uv", "pip", "install", "--quiet", "--python", str(environment), requirement)
+    else:
+        run(f"python{version}", "-m", "venv", str(environment))
+        run(str(programs / "python"), "-m", "pip", "install", "--quiet", requirement)
     run(str(programs / "python"), "-W", "error", "-c", program)
     run(str(programs / "mobilemoney"), "--version")
     run(str(programs / "mobilemoney"), "demo")
