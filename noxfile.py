@@ -63,9 +63,9 @@ QUICK = ("-m", "not once and not slow")
 # Tests of what meets the HTTP client.
 MEETS_HTTP = ("tests/calls", "tests/resources", "tests/test_client.py", "tests/test_money_safety.py")
 
-# Of this run alone: `.ci/run` has several at a time.
-wheels = tempfile.TemporaryDirectory(prefix="wheel-")
-built: list[Path] = []
+# Of this run alone, or of all runs of `.ci/run`: the first of them builds the wheel.
+temporary = tempfile.TemporaryDirectory(prefix="wheel-")
+WHEELS = Path(os.environ.get("MOBILEMONEY_TESTS_WHEELS") or temporary.name)
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -74,12 +74,11 @@ def group(name: str) -> tuple[str, ...]:
 
 
 def wheel(session: nox.Session) -> str:
-    """Build the wheel, once in a run of nox, and return the requirement that installs it with every extra."""
-    if not built:
+    """Build the wheel, once in a run, and return the requirement that installs it with every extra."""
+    if not any(WHEELS.glob("*.whl")):
         session.install("build", *PROJECT["build-system"]["requires"])  # `release-check` builds in isolation
-        session.run("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", wheels.name, silent=True)
-        built.extend(Path(wheels.name).glob("*.whl"))
-    (path,) = built
+        session.run("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", str(WHEELS), silent=True)
+    (path,) = WHEELS.glob("*.whl")
     return f"mobilemoney-async[all] @ {path.as_uri()}"
 
 
