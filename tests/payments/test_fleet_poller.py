@@ -389,7 +389,7 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
 
 
 @pytest.mark.costly("runs lines of polling/coordinator.py, polling/sharing.py that no quick test runs")
-@pytest.mark.parametrize("ttl", [4.0, 3600.0])  # the second is that of a worker's claim
+@pytest.mark.parametrize("ttl", [4.0, pytest.param(3600.0, marks=pytest.mark.slow)])  # of a poller, of a worker
 @on_asyncio
 async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch, ttl: float
