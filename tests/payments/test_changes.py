@@ -563,9 +563,8 @@ async def test_a_reader_notices_a_store_that_was_restored_under_it(world: World,
     assert [change async for change in idle] == []
 
     def restore(journal: Journal) -> None:
-        run, number = journal.connection.execute, changes.c.number
-        run(changes.delete().where(number > 2))
-        run(accounts.update().values(feed_last=2))
+        journal.delete_rows(changes, changes.c.number > 2)
+        journal.change_rows(accounts, feed_last=2)
 
     await write(world, restore)
     await pay(client, "c", "d", "e")
