@@ -416,9 +416,12 @@ async def test_a_payment_is_taken_back_with_its_key(world: World) -> None:
         assert world.sent == 1
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
         await dispatch(client, 3.3)
+        other = await client.payments.enqueue(
+            **{**ORDER, "amount": 60}, idempotency_key="b", not_before=timedelta(seconds=5)
+        )
         await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=8))
-        taken = await record_of(client, "soft")
-        assert taken.not_before is None
+        assert [(await record_of(client, key)).not_before for key in ("soft", "b")] == [None, other.not_before]
+        await client.payments.cancel("b", note="no")
         await dispatch(client, 3.3)
         assert world.sent == 1
         await dispatch(client, 8.3)

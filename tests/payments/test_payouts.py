@@ -128,6 +128,9 @@ async def test_a_file_that_is_proposed_twice_pays_once(world: World, client: Asy
     assert fourth.repeats is not None and f"batch {third.id} has the same content" in fourth.repeats
     other = await client.payouts.propose(FILE.replace("E1", "E7"), name="other content", by="Asha")
     assert "same amount to the same number" in other.duplicates[3]
+    await anyio.sleep(1)
+    last = await client.payouts.propose(FILE, name="x", by="Asha")
+    assert [each.id for each in await client.payouts.list(limit=1)] == [last.id]
     assert world.sent == 2
 
 

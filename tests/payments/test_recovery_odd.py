@@ -136,15 +136,16 @@ async def test_a_store_that_went_backwards_is_told_though_another_loss_was_told_
 
 async def test_where_others_pay_no_repeated_comparison_is_left(world: World) -> None:
     """It would begin at its old time once the setting is taken back, and count all that others have paid as lost."""
+    columns = (accounts.c.again_at, accounts.c.known_until, accounts.c.went_backwards)
     orders = await sell(world, "collections", forgotten=1)
     await anyio.sleep(10 * MINUTE)
     async with world.client() as client:
         await stopped(world, client, orders)
-    (held,) = execute(world.url, sa.select(accounts.c.again_at, accounts.c.known_until))
+    (held,) = execute(world.url, sa.select(*columns))
     assert None not in held
     async with world.client(store=SQLStore(world.url, grace=GRACE, sole_writer=False)) as client:
         await world.pay(client, [order("collections", "new", 300)])
-    assert execute(world.url, sa.select(accounts.c.again_at, accounts.c.known_until)) == [(None, None)]
+    assert execute(world.url, sa.select(*columns)) == [(None, None, False)]
 
 
 async def test_a_disbursement_that_waits_for_the_rate_limit_stops_at_the_word(sqlite_file_url: str) -> None:
