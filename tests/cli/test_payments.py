@@ -592,7 +592,7 @@ class TestCancel:
         left = run(*cancel, answer="n\n")
         assert (left.exit_code, "nothing was changed" in left.stderr) == (1, True)
         done = run(*cancel, answer="y\n")
-        assert done.stdout.splitlines()[-1].startswith("order-1: CANCELLED. It was cancelled before")
+        assert done.stdout.splitlines()[-1].startswith("order-1: CANCELLED. It was cancelled, and its key is used up.")
         again = run("cancel", "order-2", "--note", "Asha", "--reusable", "--yes", "--store", url)
         assert again.stdout == "order-2: NOT_SENT. It never reached the service: its key may be used again.\n"
 
