@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx
@@ -703,8 +703,9 @@ async def test_a_create_that_had_to_wait_for_a_busy_store_is_sent(
         return await write(*arguments, **options)
 
     monkeypatch.setattr(AccountStore, "write", wait_and_write)
-    request = payment_request(TransactionType.COLLECTION, ORDER, "order-1")
-    assert await attempts.RecordedAttempts(store, DuplicateGuard(), request, None, lambda: now).sending(30.0) == 8 + 5
+    request, binding = payment_request(TransactionType.COLLECTION, ORDER, "order-1"), cast("Any", None)  # not used here
+    attempt = attempts.RecordedAttempts(store, binding, DuplicateGuard(), request, None, lambda: now)
+    assert await attempt.sending(30.0) == 8 + 5
     record = await store.read(lambda journal: journal.find("order-1"))
     assert record is not None
     assert record.state is PaymentState.SENDING

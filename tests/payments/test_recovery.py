@@ -270,6 +270,25 @@ async def test_a_lost_answer_at_the_end_of_a_job_is_found_by_the_next(sqlite_fil
         assert [(await world.get(client, "last")).transaction_id] == world.made("last")
 
 
+@pytest.mark.costly("no quick test would miss what binding.keep_contact asks for after a lost answer")
+async def test_a_failover_while_an_answer_is_lost(world: World, client: AsyncClient, kind: str) -> None:
+    """The end of that attempt is no contact over the time that the store has lost: nothing of it is paid again."""
+    lost = order(kind, "forgotten", 1)
+    for each in range(5):
+        await world.pay(client, [order(kind, f"kept {each}", 100 + each)])
+        await anyio.sleep(4 * MINUTE)
+    world.service.answer_after = 90.0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.attempt, client, order(kind, "on its way", 110))
+        await anyio.sleep(1)
+        world.service.answer_after = 0.0
+        await world.pay(client, [lost])
+        forget(world.url, "forgotten%")
+    await stopped(world, client, [lost])
+    await anyio.sleep(2 * GRACE)
+    await stopped(world, client, [lost])
+
+
 async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
     """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
     world = make_world(sqlite_file_url)

@@ -44,7 +44,7 @@ from mobilemoney_async.errors import (
     TransportError,
 )
 from mobilemoney_async.payments.creates.disbursement_limits import require_payment_within
-from mobilemoney_async.payments.ownership.binding import payment_delayed
+from mobilemoney_async.payments.ownership.binding import Binding, payment_delayed
 from mobilemoney_async.payments.ownership.duplicates import (
     NUMBER_KEY,
     SUSPECT,
@@ -52,7 +52,6 @@ from mobilemoney_async.payments.ownership.duplicates import (
     DuplicateGuard,
     duplicate_suspected,
 )
-from mobilemoney_async.payments.ownership.searches import go_on
 from mobilemoney_async.payments.records.account_store import REQUEST_MARGIN, STATE, AccountStore, require_active
 from mobilemoney_async.payments.records.journal import Journal
 from mobilemoney_async.payments.records.record import (
@@ -116,6 +115,7 @@ class RecordedAttempts:
     """
 
     store: AccountStore
+    binding: Binding
     guard: DuplicateGuard
     request: PaymentRequest
     attempt: int | None  # the latest one of the record, which may be sent again; None if there is no record
@@ -213,10 +213,9 @@ class RecordedAttempts:
             logger.error(said, self.request.key, self.store.account, yet, exc)  # noqa: TRY400
         else:
             if outcome == "unknown":
-                now = self.utcnow()
                 # A life that ends with a lost answer remembers its payment. Else an operator decides.
                 with suppress(StoreError):
-                    await self.store.write(lambda journal: go_on(journal, now), share_key="")
+                    await self.binding.keep_contact(after=timedelta(0))
 
     async def _save(self, event: PaymentEvent, **values: Any) -> None:
         entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)

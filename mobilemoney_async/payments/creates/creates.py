@@ -122,6 +122,7 @@ class IdempotentCreates:
         request = payment_request(type_created(endpoint), body, idempotency_key)
         attempts = RecordedAttempts(
             self._store,
+            self._recovery.binding,
             self._guard,
             request,
             None,

@@ -243,10 +243,10 @@ class Binding:
         name = await self._name_credentials()
         await self.save(host=self._host, credentials=name, merchant_id=None, note=note)
 
-    async def keep_contact(self, facts: AccountFacts | None = None) -> None:
-        """Write at most once a minute that the store's life goes on; not while it is to be compared."""
+    async def keep_contact(self, facts: AccountFacts | None = None, *, after: timedelta = _CONTACT) -> None:
+        """Write, at most once in a while, that the store's life goes on; not while it is to be compared."""
         facts, now = await self.read() if facts is None else facts, self._pipeline.utcnow()
-        is_late = facts.life_until is not None and now - facts.life_until >= _CONTACT
+        is_late = facts.life_until is not None and now - facts.life_until >= after
         if not is_late or must_compare(facts, now):
             return
         await self._store.write(lambda journal: go_on(journal, now), share_key="")
