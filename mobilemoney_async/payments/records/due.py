@@ -186,7 +186,7 @@ def _has_what_it_lacked() -> sa.ColumnElement[bool]:
             ),
             sa.and_(
                 _columns.cause.in_((PaymentCause.CANDIDATES, PaymentCause.RIVAL)),
-                sa.exists().where(*alike, _columns.candidates.contains(_other.transaction_id)),
+                sa.exists().where(*alike, _columns.candidates.contains('"' + _other.transaction_id + '"')),
             ),
         ),
     )
