@@ -201,6 +201,7 @@ def test_a_restored_database_is_compared_before_it_pays(url: str) -> None:
     create(url, "shop-4")
     create(url, "shop-4", "disbursement")
     done = run("restored", "--note", "asha: backup of Monday", "--store", url)
+    assert done.exit_code == 0, done.stderr
     said, of_others, of_queue = done.stdout.splitlines()
     assert "3,000 TZS" in of_queue and f"mobilemoney payouts status --store {url} --resume" in of_queue
     assert (done.exit_code, said) == (0, "4 accounts are compared with the service before their next payments.")
