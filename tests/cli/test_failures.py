@@ -19,6 +19,7 @@ from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, explain,
 from mobilemoney_async.cli.options import confirm_money
 from mobilemoney_async.cli.unclaimed import print_audit_as_csv
 from mobilemoney_async.configuration.settings import Settings
+from tests.support.patience import PATIENCE
 from tests.support.terminal import TERMINAL, terminal
 
 
@@ -124,7 +125,7 @@ def test_a_reader_that_leaves_hides_no_problem(as_json: bool, monkeypatch: pytes
     """`doctor | head -1` exits as `doctor` does, and so do others whose exit code says what was found."""
     given = dict.fromkeys(("profile", "config", "store", "account")) | {"base_url": "http://pay.example/v1"}
     with nobody_reads(monkeypatch), pytest.raises(typer.Exit) as caught:
-        doctor.doctor(timeout=1.0, as_json=as_json, all_accounts=False, **given)
+        doctor.doctor(timeout=PATIENCE, as_json=as_json, all_accounts=False, **given)
     assert caught.value.exit_code == ExitCode.ERROR
     day: dict[str, Any] = {"from_date": NOW.date(), "to_date": NOW.date()}
     with nobody_reads(monkeypatch):
